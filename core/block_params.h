@@ -1,0 +1,62 @@
+// The parameters of a run of blocks, side by side as the kernels want them, and their stored form.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine.h"
+#include "kernels.h"
+
+namespace bs {
+
+// Extremes of blocks, as bits of magnitudes. `negative` is used by two-sided affine rules only.
+struct Extremes {
+  uint32_t* amax;      // greatest magnitude; or the greatest positive value
+  uint32_t* negative;  // greatest magnitude below 0
+};
+
+inline bool two_sided(const Numbers& n) { return n.family == Family::kAffine; }
+
+// Room for `capacity` blocks.
+class ParamBuffer {
+ public:
+  explicit ParamBuffer(size_t capacity);
+
+  BlockParams params() { return params_; }
+  BlockParams params_from(size_t block) const;
+  Extremes extremes() { return extremes_; }
+  Extremes extremes_from(size_t block) const;
+  double* candidates() { return candidates_; }  // three a block: scales of the mse rule
+  double* sums() { return sums_; }
+  void clear_extremes(size_t blocks);
+
+  // A value of this run may overflow float32 when it is scaled: outputs need saturating.
+  bool overflows = false;
+
+ private:
+  std::vector<double> memory_;
+  BlockParams params_{};
+  Extremes extremes_{};
+  double* candidates_ = nullptr;
+  double* sums_ = nullptr;
+};
+
+// What to know of a job to turn extremes or stored scales into parameters.
+struct Maker {
+  const Numbers& numbers;
+  StoredParams stored;  // its pointers may be null: nothing is written
+  TensorType x_type;
+};
+
+// Blocks [0, n) of `buffer` from their extremes; stored form written from `at` on.
+void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at);
+// Blocks [0, n) of `buffer` from stored form, from `at` on.
+void params_from_stored(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at);
+// The three candidates of the mse rule from the extremes, and the choice among them.
+void mse_candidates(const Maker& maker, ParamBuffer& buffer, size_t n);
+void mse_choose(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at);
+
+// Bytes of one stored scale.
+size_t scale_size(const Numbers& numbers);
+
+}  // namespace bs

@@ -1,0 +1,166 @@
+// One element: scale it, saturate it, round it to the grid. Plain expressions over single values, which
+// the compiler turns into vectors where they are inlined into the loops of kernels.cpp.
+// Included once per instruction set, inside its namespace.
+
+// Elements are normal or subnormal floats with M mantissa bits and smallest exponent EMIN …
+template <int M, int EMIN>
+struct FloatElement {
+  static constexpr int kMantissa = M;
+  static constexpr int kMin = EMIN;
+};
+// … or fixed-point numbers with F fraction bits.
+template <int F>
+struct FixedElement {
+  static constexpr int kFraction = F;
+};
+
+// A NaN becomes 0: the element of a block whose scale is given, or any element of a NaN block (whose
+// factor is NaN): the NaN scale then makes the value NaN, and the code stays 0.
+struct Multiply {
+  static float apply(float x, float factor) {
+    const float v = x * factor;
+    return v == v ? v : 0.0f;
+  }
+};
+struct Divide {
+  static float apply(float x, float factor) {
+    const float v = x / factor;
+    return v == v ? v : 0.0f;
+  }
+};
+
+// Which way a tie goes that was rounded half to even first: all-ones masks, index: x is negative.
+struct Ties {
+  uint32_t grow[2] = {0, 0};    // was rounded toward zero, shall go away from it
+  uint32_t shrink[2] = {0, 0};  // was rounded away from zero, shall go toward it
+  uint32_t truncate = 0;        // whatever was rounded away from zero goes back
+};
+
+static inline Ties ties_of(Rounding rounding) {
+  Ties ties;
+  const uint32_t all = 0xffffffff;
+  if (rounding == Rounding::kHalfAway) ties.grow[0] = ties.grow[1] = all;
+  if (rounding == Rounding::kHalfUp) ties.grow[0] = ties.shrink[1] = all;
+  if (rounding == Rounding::kHalfZero) ties.shrink[0] = ties.shrink[1] = all;
+  if (rounding == Rounding::kTowardZero) ties.truncate = all;
+  if (rounding == Rounding::kStochastic) ties.truncate = all;
+  return ties;
+}
+
+struct HalfEven {
+  static constexpr bool kPlain = true;
+  static constexpr bool kNoisy = false;
+};
+struct ByTies {
+  static constexpr bool kPlain = false;
+  static constexpr bool kNoisy = false;
+};
+struct ByNoise {
+  static constexpr bool kPlain = false;
+  static constexpr bool kNoisy = true;
+};
+
+static inline uint32_t mask_of(bool condition) { return condition ? 0xffffffffu : 0u; }
+
+struct Rounded {
+  float value;  // on the grid, sign included
+  int32_t code;
+};
+
+// |v| and its rounding to a multiple of q, as value and as count of q; common to both element kinds.
+// `d` = |v| - r, exact.
+template <class R>
+static inline void settle(float& r, int32_t& k, float d, float q, uint32_t sign, const Ties& ties,
+                          uint32_t noise) {
+  const float half = q * 0.5f;
+  const uint32_t negative = uint32_t(int32_t(sign) >> 31);
+  const uint32_t grow = (ties.grow[0] & ~negative) | (ties.grow[1] & negative);
+  const uint32_t shrink = (ties.shrink[0] & ~negative) | (ties.shrink[1] & negative);
+  uint32_t up = mask_of(d == half) & grow;
+  const uint32_t down = (mask_of(d == -half) & shrink) | (mask_of(d < 0) & ties.truncate);
+  if constexpr (R::kNoisy) {
+    const float rest = d + float_of(bits_of(q) & down);
+    // rest / q · 2^32, exact; below 2^32. In two halves, since vectors convert to signed integers only.
+    const float scaled = rest * float_of((254u << 23) - bits_of(q)) * 65536.0f;
+    const auto high = uint32_t(int32_t(scaled));
+    const auto low = uint32_t(int32_t((scaled - float(int32_t(high))) * 65536.0f));
+    up = mask_of(noise < ((high << 16) | low));
+  }
+  r = r + float_of(bits_of(q) & up) - float_of(bits_of(q) & down);
+  k = k - int32_t(up) + int32_t(down);
+}
+
+template <class R, int M, int EMIN>
+static inline Rounded round_element(FloatElement<M, EMIN>, float v, const Ties& ties,
+                                    uint32_t noise) {
+  const uint32_t bits = bits_of(v);
+  const uint32_t sign = bits & kSign;
+  const int32_t magnitude = int32_t(bits & kMagnitude);
+  constexpr int32_t smallest = (EMIN + 127) << 23;
+  int32_t binade = magnitude & int32_t(kInfBits);
+  binade = binade > smallest ? binade : smallest;
+  // Adding a power of two whose last bit is worth one step rounds to a multiple of that step.
+  const int32_t anchor_bits = binade + ((23 - M) << 23);
+  const float anchor = float_of(uint32_t(anchor_bits));
+  const float sum = float_of(uint32_t(magnitude)) + anchor;
+  float r = sum - anchor;
+  int32_t k = int32_t(bits_of(sum)) - anchor_bits;
+  if constexpr (!R::kPlain) {
+    const float q = float_of(uint32_t(binade - (M << 23)));
+    settle<R>(r, k, float_of(uint32_t(magnitude)) - r, q, sign, ties, noise);
+  }
+  const int32_t code = k + ((binade - smallest) >> (23 - M));
+  return {float_of(bits_of(r) | sign), code | int32_t(sign >> 31 << 30)};
+}
+
+template <class R, int F>
+static inline Rounded round_element(FixedElement<F>, float v, const Ties& ties, uint32_t noise) {
+  constexpr float anchor = 1.5f * float(1 << (23 - F));
+  constexpr float q = 1.0f / float(1 << F);
+  const float sum = v + anchor;
+  float r = sum - anchor;
+  int32_t k = int32_t(bits_of(sum)) - int32_t(bits_of(anchor));
+  if constexpr (!R::kPlain) {
+    const uint32_t sign = bits_of(v) & kSign;
+    float magnitude = float_of(bits_of(r) & kMagnitude);
+    int32_t count = k < 0 ? -k : k;
+    settle<R>(magnitude, count, float_of(bits_of(v) & kMagnitude) - magnitude, q, sign, ties, noise);
+    r = float_of(bits_of(magnitude) | sign) + 0.0f;  // + 0: integers have no -0
+    k = sign ? -count : count;
+  }
+  return {r, k};
+}
+
+// The code as it is stored. Float codes keep their sign apart (bit 30) until the width is known.
+template <int M, int EMIN>
+static inline uint32_t stored_code(FloatElement<M, EMIN>, int32_t code, int32_t, int sign_shift) {
+  return (uint32_t(code) & 0xff) | ((uint32_t(code) >> 30) << sign_shift);
+}
+template <int F>
+static inline uint32_t stored_code(FixedElement<F>, int32_t code, int32_t zero, int) {
+  return uint32_t(code + zero);
+}
+
+// Ten rounds of Philox 4×32 on counter (index / 4, 0, 0), key seed: four words.
+static inline void philox(uint64_t counter, uint64_t seed, uint32_t out[4]) {
+  uint32_t c0 = uint32_t(counter), c1 = uint32_t(counter >> 32), c2 = 0, c3 = 0;
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53} * c0;
+    const uint64_t p1 = uint64_t{0xCD9E8D57} * c2;
+    const uint32_t n0 = uint32_t(p1 >> 32) ^ c1 ^ k0;
+    const uint32_t n2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
+    c0 = n0, c1 = uint32_t(p1), c2 = n2, c3 = uint32_t(p0);
+    k0 += 0x9E3779B9, k1 += 0xBB67AE85;
+  }
+  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+static inline void fill_noise(uint64_t index, uint64_t seed, size_t n, uint32_t* out) {
+  size_t i = 0;
+  while (i < n) {
+    uint32_t words[4];
+    philox((index + i) >> 2, seed, words);
+    for (uint64_t lane = (index + i) & 3; lane < 4 && i < n; ++lane) out[i++] = words[lane];
+  }
+}

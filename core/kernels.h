@@ -1,0 +1,77 @@
+// The vector kernels: compiled once per instruction set, chosen at run time.
+//
+// A kernel works on a piece: up to kPiece consecutive elements of one row, as float32. Where elements
+// lie in memory, which block they belong to and who runs them is geometry.h and engine.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "numbers.h"
+
+namespace bs {
+
+inline constexpr size_t kPiece = 1024;
+
+// How a piece meets its blocks: `kBlocks`, consecutive elements share a block; `kColumns`, every
+// element has a block of its own (the blocks run across rows).
+enum class Across : uint8_t { kBlocks, kColumns };
+
+// What each block multiplies or divides by, where it saturates and what 0 is. Arrays, a value a block.
+struct BlockParams {
+  float* factor;  // v = x * factor, or x / factor
+  float* scale;   // y = r * scale
+  float* low;     // on the grid, relative to the zero point
+  float* high;
+  int32_t* zero;
+};
+
+struct Piece {
+  const float* x;
+  size_t size;
+  Across across;
+  size_t block;    // elements a block (kBlocks)
+  size_t skip;     // elements of the first block that lie before this piece (kBlocks)
+  uint64_t index;  // flat index of the first element: stochastic rounding
+  uint64_t seed;
+  BlockParams params;  // of the first block
+};
+
+using FakeKernel = void (*)(const Piece&, const Numbers&, float* out);
+// Codes of 8 bits or fewer as bytes, wider ones as 16-bit integers: `wide`.
+using CodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uint16_t* wide);
+using DecodeKernel = void (*)(const Piece&, const Numbers&, const uint8_t* codes,
+                              const uint16_t* wide, float* out);
+
+struct Kernels {
+  const char* name;
+  void (*load[3])(const void* from, ptrdiff_t stride, float* to, size_t n);
+  // Rounds half to even and saturates. `stream`: past the caches; needs a contiguous float32 target.
+  void (*store[3])(const float* from, void* to, ptrdiff_t stride, size_t n);
+  void (*stream)(const float* from, float* to, size_t n);
+
+  // Greatest magnitude of each block, as bits, merged into `amax`. `finite_only` leaves out NaN and Inf.
+  void (*amax)(const Piece&, bool finite_only, uint32_t* amax);
+  // Greatest finite x and greatest finite -x of each block, as bits (0 if there is none above 0).
+  void (*extremes)(const Piece&, uint32_t* negative, uint32_t* positive);
+  // Sums of squared errors of each block at three scales, carried on in ascending order.
+  // scales[3 * block + candidate] are the factors 2^s as doubles.
+  void (*errors)(const Piece&, const Numbers&, const double* scales, double* sums);
+
+  FakeKernel (*fake)(const Numbers&);
+  CodeKernel (*code)(const Numbers&);
+  DecodeKernel (*decode)(const Numbers&);
+
+  void (*pack)(const uint8_t* codes, size_t n, int bits, uint8_t* out);
+  void (*unpack)(const uint8_t* packed, size_t n, int bits, uint8_t* codes);
+};
+
+// The best set that this machine has, or the one that BLOCKSCALE_ISA names. Null where it names one
+// that is unknown or that the machine lacks.
+const Kernels* kernels();
+// "baseline avx2 avx512": what this machine can run.
+const char* available_isas();
+// Choose by name for this process ("" for the best); false if it cannot be had.
+bool choose_isa(const char* name);
+
+}  // namespace bs

@@ -1,0 +1,81 @@
+// Everything that decides a quantized value but the blocks: the C++ side of scheme.Numbers.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "formats.h"
+
+#if defined(_MSC_VER)
+#define BS_RESTRICT __restrict
+#else
+#define BS_RESTRICT __restrict__
+#endif
+
+namespace bs {
+
+enum class Family : uint8_t { kMx, kAffine, kTensorScaled };
+
+enum class Rule : uint8_t {
+  kFloor,
+  kCeil,
+  kEven,
+  kRceil,
+  kMse,
+  kSymmetric,
+  kNoClip,
+  kAsymmetric,
+  kAmax,
+};
+
+enum class Rounding : uint8_t {
+  kHalfEven,
+  kHalfAway,
+  kHalfUp,
+  kTowardZero,
+  kStochastic,
+  kHalfZero,
+};
+
+enum class TensorType : uint8_t { kF32, kBf16, kF16 };
+
+inline constexpr int kElementSize[] = {4, 2, 2};
+inline constexpr uint32_t kInfBits = 0x7f800000;
+inline constexpr uint32_t kMagnitude = 0x7fffffff;
+inline constexpr uint32_t kSign = 0x80000000;
+inline constexpr float kFloatMax = 0x1.fffffep127f;
+inline constexpr int kE8m0Nan = 255;
+
+struct Numbers {
+  int element = 0;  // FormatId
+  int scale = 0;
+  Family family = Family::kMx;
+  Rule rule = Rule::kFloor;
+  Rounding rounding = Rounding::kHalfEven;
+  bool zero_point = false;
+  int quant_min = 0;
+  int quant_max = 0;
+  // From the dialect's row:
+  bool finite_only = false;  // NaN and Inf pass through alone
+  bool zero_plus = false;    // a float element that is 0 is +0
+  bool reciprocal = false;   // affine: multiply by 1 / scale
+  bool zero_tiny = false;    // fixed elements keep the sign of a zero: of -0, and of tiny negatives too
+  bool zero_input = false;   // … of -0 only
+  int int_low = -127;        // least mxint8 code that is produced
+
+  const Format& element_format() const { return kFormats[element]; }
+  const Format& scale_format() const { return kFormats[scale]; }
+};
+
+// Whether v = x * factor (exact, MX; or by definition) rather than x / factor.
+inline bool multiplies(const Numbers& n) { return n.family == Family::kMx || n.reciprocal; }
+
+inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+
+// 2^e for -149 <= e <= 127.
+inline float power_of_two(int e) {
+  return float_of(e >= -126 ? uint32_t(e + 127) << 23 : uint32_t{1} << (e + 149));
+}
+
+}  // namespace bs

@@ -1,0 +1,108 @@
+"""What can go wrong, as one small tree. Every message says where, what was given and what is allowed.
+
+    BlockscaleError
+    ├── ArgumentError (ValueError)     an argument has a value that is not allowed
+    │   ├── UnknownNameError           no such format, rule, rounding, dialect or preset
+    │   ├── AxisError                  axis out of range, or named twice
+    │   ├── BlockError                 block size that is not a positive integer or 0
+    │   ├── ShapeError                 a shape that does not fit the others
+    │   ├── ScaleError                 scale or zero point of wrong shape or value
+    │   ├── CodesError                 codes of wrong shape or value
+    │   ├── OutError                   `out` that cannot take the result
+    │   └── SizeError                  sizes whose product does not fit the machine
+    ├── DtypeError (TypeError)         an array or tensor of a dtype that is not taken
+    ├── CombinationError (ValueError)  values that are allowed, but not together
+    ├── MoveError (ValueError)         a reshape, slice, … that the scales cannot follow
+    ├── FileError (ValueError)         a file that cannot be read as what it claims to be
+    └── InstallationError (RuntimeError)  something this machine or installation lacks
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BlockscaleError(Exception):
+    """Base of everything that blockscale raises on purpose."""
+
+
+class ArgumentError(BlockscaleError, ValueError):
+    """An argument has a value that is not allowed."""
+
+    def __init__(self, argument: str, value: object, allowed: str) -> None:
+        self.argument = argument
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{argument} = {_shown(value)}: {allowed}")
+
+
+class UnknownNameError(ArgumentError):
+    """A name that stands for nothing; carries the names that do."""
+
+    def __init__(self, argument: str, value: object, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        allowed = "allowed are " + ", ".join(self.names)
+        close = difflib.get_close_matches(str(value), self.names, n=1)
+        if close:
+            allowed += f"; did you mean {close[0]!r}?"
+        super().__init__(argument, value, allowed)
+
+
+class AxisError(ArgumentError):
+    """An axis is out of range or named twice."""
+
+
+class BlockError(ArgumentError):
+    """A block size is not a positive integer (or 0 for a whole dimension)."""
+
+
+class ShapeError(ArgumentError):
+    """A shape does not fit the others."""
+
+
+class ScaleError(ArgumentError):
+    """A scale or zero point has a wrong shape or value."""
+
+
+class CodesError(ArgumentError):
+    """Codes have a wrong shape or value."""
+
+
+class OutError(ArgumentError):
+    """`out` cannot take the result."""
+
+
+class SizeError(ArgumentError):
+    """Sizes multiply to more than the machine can address."""
+
+
+class DtypeError(BlockscaleError, TypeError):
+    """An array or tensor has a dtype that is not taken."""
+
+    def __init__(self, argument: str, dtype: object, allowed: str) -> None:
+        self.argument = argument
+        self.dtype = dtype
+        self.allowed = allowed
+        super().__init__(f"{argument} has dtype {dtype}: {allowed}")
+
+
+class CombinationError(BlockscaleError, ValueError):
+    """Each value is allowed, but not all of them together."""
+
+
+class MoveError(BlockscaleError, ValueError):
+    """The scales cannot follow a reshape, permute, slice, cat or split."""
+
+
+class FileError(BlockscaleError, ValueError):
+    """A file is not what it claims to be."""
+
+
+class InstallationError(BlockscaleError, RuntimeError):
+    """This machine or installation lacks something; the message says what to install."""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,180 @@
+"""`Layout`: numbers bound to a shape. The shape of the scale is the blocks.
+
+    extent[i]      = shape[i] if block[i] == 0 else block[i]
+    scale_shape[i] = 1 if block[i] == 0 else ceil(shape[i] / block[i])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from blockscale.errors import AxisError, BlockError, ScaleError, ShapeError, SizeError
+from blockscale.numerics.scheme import Numbers, Scheme, scheme_named
+
+LARGEST = (1 << 62) - 1  # elements × bytes stay below 2^63 on every path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Numbers, a shape, and the block in each dimension (0: the whole dimension).
+
+    Equal only if every field is. The element at index x belongs to block x // extent, the last
+    block of a dimension may be short.
+    """
+
+    numbers: Numbers
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", self.numbers.numbers)
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+        object.__setattr__(self, "block", tuple(int(b) for b in self.block))
+        if len(self.block) != len(self.shape):
+            raise BlockError("block", self.block, f"one entry a dimension of shape {self.shape}")
+        for b in self.block:
+            if not 0 <= b <= LARGEST:
+                raise BlockError("block", self.block, "positive, or 0 for a whole dimension")
+
+    @cached_property
+    def scale_shape(self) -> tuple[int, ...]:
+        pairs = zip(self.shape, self.block, strict=True)
+        return tuple(1 if b == 0 else -(-n // b) for n, b in pairs)
+
+    @cached_property
+    def codes_shape(self) -> tuple[int, ...]:
+        """Shape of the stored codes: the last dimension is packed into whole bytes."""
+        element = self.numbers.element_format
+        if not element.packed or not self.shape:
+            return self.shape
+        return (*self.shape[:-1], -(-self.shape[-1] * element.bits // 8))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    # ------------------------------------------------------------------ what kind of blocks
+
+    @property
+    def per_tensor(self) -> bool:
+        return all(n == 1 for n in self.scale_shape)
+
+    @property
+    def channel_axis(self) -> int | None:
+        """The one dimension of the scale that is not 1; 0 if all are; None if several are not."""
+        wide = [i for i, n in enumerate(self.scale_shape) if n != 1]
+        if len(wide) > 1:
+            return None
+        return wide[0] if wide else 0
+
+    @property
+    def per_channel(self) -> bool:
+        """One scale for each index of one dimension (never true of a scale [1, G] with G < K)."""
+        axis = self.channel_axis
+        return axis is not None and not self.per_tensor and self.scale_shape[axis] == self.shape[axis]
+
+    @property
+    def per_group(self) -> bool:
+        """Blocks along exactly one dimension that hold more than one element, others of one."""
+        return len(self.blocked_axes) == 1 and not self.per_tensor
+
+    @property
+    def blockwise(self) -> bool:
+        return not (self.per_tensor or self.per_channel)
+
+    @cached_property
+    def blocked_axes(self) -> tuple[int, ...]:
+        """Dimensions along which more than one element may share a scale."""
+        return tuple(i for i, b in enumerate(self.block) if b != 1)
+
+    @property
+    def compact_scale_shape(self) -> tuple[int, ...]:
+        """Scale shape without its dimensions of 1: [K] per channel, [K, groups] per group."""
+        if not (self.per_tensor or self.per_channel or self.per_group):
+            raise ScaleError(
+                "scale shape",
+                self.scale_shape,
+                f"on shape {self.shape} it is neither per tensor, per channel nor per group, "
+                "so it has no compact form",
+            )
+        return tuple(n for n in self.scale_shape if n != 1)
+
+    def with_shape(self, shape: Sequence[int]) -> Layout:
+        return Layout(self.numbers, tuple(shape), self.block)
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    dims = tuple(int(n) for n in shape)
+    if any(n < 0 for n in dims):
+        raise ShapeError("shape", dims, "no dimension below 0")
+    if math.prod(max(n, 1) for n in dims) > LARGEST // 8:
+        raise SizeError("shape", dims, "fewer than 2^59 elements")
+    return dims
+
+
+def bind(scheme: Scheme, shape: Sequence[int]) -> Layout:
+    """The layout of `scheme` on `shape`. A tensor of rank 0 counts as one element of axis 0."""
+    shape = checked_shape(shape)
+    rank = len(shape)
+    block = [scheme.others] * rank
+    seen: set[int] = set()
+    for axis, size in zip(scheme.axes, scheme.blocks, strict=True):
+        limit = max(rank, 1)
+        if not -limit <= axis < limit:
+            raise AxisError("axis", axis, f"from {-limit} to {limit - 1} for shape {shape}")
+        index = axis % limit
+        if index in seen:
+            raise AxisError("axis", scheme.axis, f"each dimension of {shape} once")
+        seen.add(index)
+        if rank:
+            block[index] = size
+    return Layout(scheme.numbers, shape, tuple(block))
+
+
+@lru_cache(maxsize=4096)
+def layout_named(text: str, shape: tuple[int, ...]) -> Layout:
+    return bind(scheme_named(text), shape)
+
+
+def block_of_scale(
+    shape: Sequence[int], scale_shape: Sequence[int], block: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The block that a full-rank scale stands for; inferred only where it divides exactly."""
+    shape, scale_shape = tuple(shape), tuple(scale_shape)
+    if len(scale_shape) != len(shape):
+        if math.prod(scale_shape) == 1:
+            return (0,) * len(shape)
+        raise ScaleError(
+            "scale shape",
+            scale_shape,
+            f"as many dimensions as the tensor, {shape}; view a 1-D scale to full rank "
+            f"(for channels of dimension c: {len(shape)} dimensions, all 1 but c)",
+        )
+    if block is not None:
+        found = Layout(Numbers(element="int8", scale="f32"), shape, tuple(block))
+        if found.scale_shape != scale_shape:
+            raise ScaleError(
+                "scale shape", scale_shape,
+                f"{found.scale_shape} for shape {shape} in blocks of {tuple(block)}",
+            )  # fmt: skip
+        return found.block
+    result = []
+    for n, groups in zip(shape, scale_shape, strict=True):
+        if groups == 1:
+            result.append(0 if n != 1 else 1)
+        elif groups > 0 and n % groups == 0:
+            result.append(n // groups)
+        else:
+            raise ScaleError(
+                "scale shape", scale_shape,
+                f"each dimension must divide that of the tensor, {shape}; give the block where the "
+                "last one is short",
+            )  # fmt: skip
+    return tuple(result)

@@ -1,0 +1,345 @@
+"""`Numbers`: everything that decides a quantized value but the blocks. `Scheme`: numbers with an axis
+and a block, free of rank: what presets and recipes name. `numerics.layout` binds it to a shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from blockscale.errors import (
+    ArgumentError,
+    AxisError,
+    BlockError,
+    CombinationError,
+    UnknownNameError,
+)
+from blockscale.numerics.dialects import (
+    AFFINE_RULES,
+    MX_RULES,
+    ROUNDINGS,
+    RULES,
+    TENSOR_SCALED_RULES,
+    Dialect,
+    dialect_named,
+)
+from blockscale.numerics.formats import ELEMENTS, MX_ELEMENTS, SCALES, Format, format_named
+
+Family = Literal["mx", "affine", "tensor_scaled"]
+
+_RULES_OF: dict[Family, tuple[str, ...]] = {
+    "mx": MX_RULES,
+    "affine": AFFINE_RULES,
+    "tensor_scaled": TENSOR_SCALED_RULES,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The fields of a quantize that do not depend on a shape. Equal only if every field is.
+
+    Fields left None (rule, rounding, quant_min, quant_max) are filled in when made, so that two
+    spellings of one meaning are equal.
+    """
+
+    element: str
+    scale: str = "e8m0"
+    tensor_scale: bool = False
+    zero_point: bool = False
+    quant_min: int | None = None
+    quant_max: int | None = None
+    rule: str | None = None
+    rounding: str | None = None
+    dialect: str = "ocp"
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        element = format_named(self.element, "element", ELEMENTS)
+        format_named(self.scale, "scale", SCALES)
+        dialect = dialect_named(self.dialect)
+        self._fill(element, dialect)
+        self._check_family(element)
+        self._check_range(element)
+        dialect.check(self.element, self.family, str(self.rule), str(self.rounding))
+
+    def _fill(self, element: Format, dialect: Dialect) -> None:
+        defaults: dict[str, Any] = {"rounding": dialect.default_rounding}
+        if self.family == "mx":
+            defaults["rule"] = "floor"
+        elif self.family == "tensor_scaled":
+            defaults["rule"] = "amax"
+        else:
+            defaults["rule"] = "asymmetric" if self.zero_point else "symmetric"
+        if element.is_fixed and element.name != "mxint8":
+            defaults |= {"quant_min": element.min_code, "quant_max": element.max_code}
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _check_family(self, element: Format) -> None:
+        if self.rule not in RULES:
+            raise UnknownNameError("rule", self.rule, RULES)
+        if self.rounding not in ROUNDINGS:
+            raise UnknownNameError("rounding", self.rounding, ROUNDINGS)
+        if self.rule not in _RULES_OF[self.family]:
+            raise CombinationError(
+                f"rule {self.rule!r} with {self.element} × {self.scale}: rules of this kind of "
+                f"scale are {', '.join(_RULES_OF[self.family])}"
+            )
+        if self.family == "mx" and self.element not in MX_ELEMENTS:
+            raise CombinationError(
+                f"element {self.element!r} with scale 'e8m0': elements of MX are "
+                f"{', '.join(MX_ELEMENTS)}; give an integer a scale of f32, bf16 or f16"
+            )
+        if self.family == "affine" and self.element == "mxint8":
+            raise CombinationError("element 'mxint8' takes scale 'e8m0'; use int8 with a float scale")
+        if (self.scale == "fp8_e4m3") != self.tensor_scale:
+            raise CombinationError(
+                f"scale {self.scale!r} with tensor_scale = {self.tensor_scale}: a scale of "
+                "fp8_e4m3 and a tensor scale go together (NVFP4)"
+            )
+        if self.tensor_scale and not element.is_float:
+            raise CombinationError(f"element {self.element!r} cannot take a two-level scale")
+        if self.zero_point and not (self.family == "affine" and element.is_fixed):
+            raise CombinationError(f"{self.element} × {self.scale} has no zero point")
+
+    def _check_range(self, element: Format) -> None:
+        low, high = self.quant_min, self.quant_max
+        if not element.is_fixed or element.name == "mxint8":
+            if low is not None or high is not None:
+                raise CombinationError(f"element {self.element!r} has no quant_min or quant_max")
+            return
+        assert low is not None and high is not None  # filled above
+        if not element.min_code <= low < high <= element.max_code:
+            raise ArgumentError(
+                "quant_min, quant_max",
+                (low, high),
+                f"{element.min_code} ≤ quant_min < quant_max ≤ {element.max_code} for {self.element}",
+            )
+        if not self.zero_point and not low <= 0 < high:
+            raise CombinationError(
+                f"range {low}..{high} without a zero point cannot hold 0 and a positive value"
+            )
+        if self.rule == "no_clip" and (low >= 0 or self.zero_point):
+            raise CombinationError(
+                f"rule 'no_clip' needs quant_min < 0 and no zero point, not {low}..{high}"
+            )
+        if self.rule == "asymmetric" and not self.zero_point:
+            raise CombinationError("rule 'asymmetric' needs zero_point=True")
+
+    @cached_property
+    def family(self) -> Family:
+        if self.tensor_scale:
+            return "tensor_scaled"
+        return "mx" if self.scale == "e8m0" else "affine"
+
+    @cached_property
+    def element_format(self) -> Format:
+        return format_named(self.element)
+
+    @cached_property
+    def scale_format(self) -> Format:
+        return format_named(self.scale)
+
+    @cached_property
+    def dialect_row(self) -> Dialect:
+        return dialect_named(self.dialect)
+
+    def __str__(self) -> str:
+        """Shortest spelling, `base,key=value,…`; `numbers_named` reads it back."""
+        base = _BASE_OF.get((self.element, self.scale), self.element)
+        start = Numbers(**_BASES[base])
+        parts = [base]
+        for field in fields(Numbers):
+            value = getattr(self, field.name)
+            if field.name != "element" and value != getattr(start, field.name):
+                parts.append(f"{field.name}={str(value).lower()}")
+        return ",".join(parts)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The shape-free part alone (of a Scheme too)."""
+        if type(self) is Numbers:
+            return self
+        return Numbers(**{field.name: getattr(self, field.name) for field in fields(Numbers)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme(Numbers):
+    """Numbers and how they block a tensor of any rank.
+
+    Dimension axis[i] has blocks of block[i]; every other dimension has blocks of `others`.
+    A block of 0 is the whole dimension. So:
+
+        MX             axis -1, block 32, others 1      per token     axis -1, block 0, others 1
+        per tensor     no axis,           others 0      per channel   axis c,  block 1, others 0
+        per group      axis -1, block g,  others 1      2-D blocks    axis (-2, -1), block (m, n)
+    """
+
+    axis: int | tuple[int, ...] = -1
+    block: int | tuple[int, ...] = 32
+    others: Literal[0, 1] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        axes = (self.axis,) if _is_int(self.axis) else tuple(self.axis)  # type: ignore[arg-type]
+        blocks = (self.block,) if _is_int(self.block) else tuple(self.block)  # type: ignore[arg-type]
+        for axis in axes:
+            if not _is_int(axis):
+                raise AxisError("axis", self.axis, "an integer or a tuple of integers")
+        for block in blocks:
+            if not _is_int(block) or not 0 <= block < 1 << 62:
+                raise BlockError(
+                    "block", self.block, "a positive integer, 0 for a whole dimension, or a tuple"
+                )
+        if len(blocks) == 1 and len(axes) > 1:
+            blocks *= len(axes)
+        if len(axes) != len(blocks):
+            raise BlockError("block", self.block, f"as many as axes ({len(axes)})")
+        if len(set(axes)) != len(axes):
+            raise AxisError("axis", self.axis, "each axis once")
+        if self.others not in (0, 1):
+            raise BlockError("others", self.others, "0 (whole) or 1")
+        order = sorted(range(len(axes)), key=lambda i: axes[i])
+        object.__setattr__(self, "axis", tuple(int(axes[i]) for i in order))
+        object.__setattr__(self, "block", tuple(int(blocks[i]) for i in order))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        assert isinstance(self.axis, tuple)
+        return self.axis
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        assert isinstance(self.block, tuple)
+        return self.block
+
+
+def _is_int(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+# ---------------------------------------------------------------------------------- presets
+
+_MX = {"mxfp8": "fp8_e4m3", "mxfp8_e4m3": "fp8_e4m3", "mxfp8_e5m2": "fp8_e5m2",
+       "mxfp6": "fp6_e2m3", "mxfp6_e2m3": "fp6_e2m3", "mxfp6_e3m2": "fp6_e3m2",
+       "mxfp4": "fp4_e2m1", "mxint8": "mxint8"}  # fmt: skip
+
+# What a base name means, as arguments of Numbers.
+_BASES: dict[str, dict[str, Any]] = {
+    **{name: {"element": element} for name, element in _MX.items()},
+    "nvfp4": {"element": "fp4_e2m1", "scale": "fp8_e4m3", "tensor_scale": True},
+    **{
+        name: {"element": name, "scale": "f32", "zero_point": not format_named(name).signed}
+        for name in ELEMENTS
+        if name != "mxint8"
+    },
+}
+_BASE_OF: dict[tuple[str, str], str] = {
+    **{(element, "e8m0"): name for name, element in reversed(_MX.items())},
+    ("fp4_e2m1", "fp8_e4m3"): "nvfp4",
+}
+
+# What recipes, the command line and the docs list; `scheme_named` takes more (see its docstring).
+PRESETS = (
+    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxint8", "nvfp4",
+    "int8", "int8-channel", "int8-token", "int4-g32", "int4-g64", "int4-g128", "uint8", "uint4-g32",
+)  # fmt: skip
+
+_PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g(?P<group>\d+)))?$")
+
+
+@lru_cache(maxsize=4096)
+def numbers_named(text: str) -> Numbers:
+    """Read `base` or `base,key=value,…`, the inverse of `str(numbers)`."""
+    base, *settings = text.split(",")
+    if base not in _BASES:
+        raise UnknownNameError("format", base, (*PRESETS, *_BASES))
+    arguments = dict(_BASES[base])
+    known = {field.name for field in fields(Numbers)}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in known:
+            raise UnknownNameError(f"setting of {text!r}", key, sorted(known))
+        arguments[key] = _read(key, value)
+    return Numbers(**arguments)
+
+
+def _read(key: str, value: str) -> object:
+    if key in ("zero_point", "tensor_scale", "dynamic"):
+        if value not in ("true", "false"):
+            raise UnknownNameError(key, value, ("true", "false"))
+        return value == "true"
+    if key in ("quant_min", "quant_max"):
+        try:
+            return int(value)
+        except ValueError:
+            raise ArgumentError(key, value, "an integer") from None
+    return value
+
+
+@lru_cache(maxsize=4096)
+def scheme_named(text: str) -> Scheme:
+    """The scheme that a name stands for.
+
+    `mxfp4`, `nvfp4`, …; `int8` (per tensor), `int8-channel` (axis 0), `int8-token`, `int4-g128`
+    (groups along the last axis), for every intN, uintN and float element; then `,key=value` settings.
+    """
+    head, comma, settings = text.partition(",")
+    match = _PLACE.match(head)
+    base = match["base"] if match else head
+    if match is None or base not in _BASES:
+        raise UnknownNameError("format", head, (*PRESETS, *(b for b in _BASES if b not in PRESETS)))
+    numbers = numbers_named(base + comma + settings)
+    place: Mapping[str, Any]
+    if numbers.family != "affine":
+        if match["place"] and not match["group"]:
+            raise CombinationError(f"{head!r}: {base} is blocked along an axis; write {base!r}")
+        place = {"axis": -1, "block": int(match["group"] or 32 - 16 * numbers.tensor_scale)}
+    elif match["group"]:
+        place = {"axis": -1, "block": int(match["group"])}
+    else:
+        place = {
+            None: {"axis": (), "block": (), "others": 0},
+            "tensor": {"axis": (), "block": (), "others": 0},
+            "channel": {"axis": 0, "block": 1, "others": 0},
+            "token": {"axis": -1, "block": 0, "others": 1},
+        }[match["place"]]
+    if match["group"] and int(match["group"]) == 0:
+        raise BlockError("block", head, "a positive group size")
+    return Scheme(**asdict(numbers), **place)
+
+
+def refined(
+    scheme: Scheme,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    block: int | tuple[int, ...] | None = None,
+    rule: str | None = None,
+    rounding: str | None = None,
+    dialect: str | None = None,
+) -> Scheme:
+    """`scheme` with the given fields replaced; a dialect brings its own default rounding."""
+    if axis is not None and not scheme.axes:
+        raise AxisError("axis", axis, "none: this scheme is per tensor; name one such as 'int8-channel'")
+    if block is not None and not scheme.axes:
+        raise BlockError("block", block, "none: this scheme is per tensor; name one such as 'int8-g32'")
+    changes: dict[str, Any] = {}
+    if axis is not None:
+        changes["axis"] = axis
+        if block is None and not _is_int(axis) and len(scheme.blocks) == 1:
+            block = scheme.blocks[0]
+    if block is not None:
+        if block == 0 or (not _is_int(block) and 0 in tuple(block)):  # type: ignore[arg-type]
+            raise BlockError("block", block, "positive; name a scheme for whole dimensions")
+        changes["block"] = block
+    if rule is not None:
+        changes["rule"] = rule
+    if dialect is not None and dialect != scheme.dialect:
+        changes |= {"dialect": dialect, "rounding": None}
+    if rounding is not None:
+        changes["rounding"] = rounding
+    return replace(scheme, **changes) if changes else scheme

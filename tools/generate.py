@@ -1,0 +1,93 @@
+"""Derive files from FORMATS: the C++ table, the table in the docs, test vectors.
+
+    python tools/generate.py            write core/generated/formats.inc and docs/formats.md
+    python tools/generate.py --check    fail if they are out of date (part of `make lint`)
+    python tools/generate.py --vectors FILE [--samples N]
+                                        write test vectors of the reference codec for core/tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tools"))
+
+from blockscale.numerics.formats import FORMATS, Format  # noqa: E402
+
+SPECIALS = {"none": "kNone", "nan": "kNan", "ieee": "kIeee"}
+KINDS = {"float": "kFloat", "fixed": "kFixed", "exponent": "kExponent"}
+
+
+def cpp_row(row: Format) -> str:
+    fields = (
+        row.name, KINDS[row.kind], row.bits, row.exponent_bits, row.mantissa_bits, row.bias,
+        f"Specials::{SPECIALS[row.specials]}", str(row.signed).lower(), row.min_code, row.max_code,
+        row.emax, row.emin, f"{float(row.max).hex()}f",
+    )  # fmt: skip
+    return f"BS_FORMAT({', '.join(map(str, fields))})"
+
+
+def cpp_table() -> str:
+    head = "// Written by tools/generate.py from FORMATS; do not edit.\n// clang-format off\n"
+    return head + "".join(cpp_row(row) + "\n" for row in FORMATS.values())
+
+
+def docs_table() -> str:
+    lines = [
+        "# Number formats",
+        "",
+        "Written by `python tools/generate.py` from the one table that everything else is derived",
+        "from, `FORMATS` in `src/blockscale/numerics/formats.py`. `blockscale formats` prints it.",
+        "",
+        "| name | kind | bits | E, M | bias | largest | smallest > 0 | NaN, Inf | is |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    special = {"none": "–", "nan": "NaN", "ieee": "NaN, Inf"}
+    for row in FORMATS.values():
+        widths = f"{row.exponent_bits}, {row.mantissa_bits}" if row.is_float else "–"
+        bias = "–" if row.is_fixed else row.bias
+        nan = "NaN" if row.kind == "exponent" else special[row.specials]
+        lines.append(
+            f"| `{row.name}` | {row.kind} | {row.bits} | {widths} | {bias} | {row.max:.9g} "
+            f"| {row.smallest:.9g} | {nan} | {row.doc} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+OUTPUTS = {
+    ROOT / "core" / "generated" / "formats.inc": cpp_table,
+    ROOT / "docs" / "formats.md": docs_table,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if out of date")
+    parser.add_argument("--vectors", type=Path, help="write test vectors to this file")
+    parser.add_argument("--samples", type=int, default=4, help="vectors a combination (default 4)")
+    arguments = parser.parse_args()
+    if arguments.vectors:
+        from vectors import write_vectors
+
+        write_vectors(arguments.vectors, arguments.samples)
+        return 0
+    stale = []
+    for path, render in OUTPUTS.items():
+        text = render()
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if not arguments.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    for name in stale:
+        print(f"{'out of date' if arguments.check else 'wrote'}: {name}")
+    return 1 if arguments.check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
