@@ -30,6 +30,11 @@ class ParamBuffer {
   double* sums() { return sums_; }
   void clear_extremes(size_t blocks);
 
+  // By what the elements of a block are multiplied beforehand, and their results divided: 1, or 2^16 where
+  // 1 / scale would overflow float32 (only where the scale is not clamped to a byte).
+  float* lift() { return lift_; }
+  bool lifted = false;
+
   // A value of this run may overflow float32 when it is scaled: outputs need saturating.
   bool overflows = false;
 
@@ -39,6 +44,7 @@ class ParamBuffer {
   Extremes extremes_{};
   double* candidates_ = nullptr;
   double* sums_ = nullptr;
+  float* lift_ = nullptr;
 };
 
 // What to know of a job to turn extremes or stored scales into parameters.

@@ -64,6 +64,8 @@ Tiling free_tiles(const Geometry& g) {
   return tiling(g, columns, std::max<int64_t>(1, 16384 / std::min(columns, g.inner().size + 1)));
 }
 
+constexpr uint32_t kFinite = kInfBits - 1;
+
 size_t code_bytes(int64_t bits) { return size_t(bits / 8); }
 
 class Engine {
@@ -71,6 +73,8 @@ class Engine {
   Engine(const Job& job, What what, const Host& host)
       : job_(job), what_(what), host_(host), g_(job_.geometry), kernels_(*kernels()),
         maker_{job_.numbers, job_.params, job_.x_type} {
+    if (job.numbers.nonfinite == Nonfinite::kPass) counted_ = kFinite;
+    if (job.numbers.nonfinite == Nonfinite::kNanZero) counted_ = kInfBits;
     if (what == What::kFake) fake_ = kernels_.fake(job_.numbers);
     if (what == What::kCode) code_ = kernels_.code(job_.numbers);
     if (what == What::kDecode) decode_ = kernels_.decode(job_.numbers);
@@ -92,7 +96,9 @@ class Engine {
     }
     const Tiling whole = whole_blocks(g_);
     const bool few = threads() > 1 && whole.count < 4 * threads();
-    if ((few || g_.size() == 0) && job_.numbers.rule != Rule::kMse) {
+    // `mse` sums a block in order, and the scales of `pass` have no stored form.
+    const bool can = job_.numbers.rule != Rule::kMse && job_.numbers.nonfinite != Nonfinite::kPass;
+    if ((few || g_.size() == 0) && can) {
       run_in_two_phases();
     } else {
       run_tiles(whole, true);
@@ -177,6 +183,7 @@ class Engine {
       for (int64_t i = first; i < last; ++i) {
         place(t, i, tile);
         w.params.overflows = false;
+        w.params.lifted = false;
         if (choose) {
           choose_for(tile, w);
         } else {
@@ -207,7 +214,7 @@ class Engine {
       if (two_sided(job_.numbers)) {
         kernels_.extremes(piece, to.negative + block, to.amax + block);
       } else {
-        kernels_.amax(piece, job_.numbers.finite_only, to.amax + block);
+        kernels_.amax(piece, counted_, to.amax + block);
       }
     });
   }
@@ -220,7 +227,7 @@ class Engine {
     piece.across = inner.extent == 1 ? Across::kColumns : Across::kBlocks;
     piece.block = size_t(inner.extent);
     piece.seed = job_.seed;
-    const bool direct = what_ == What::kDecode || (job_.x_type == TensorType::kF32 && inner.x == 1);
+    const bool direct = job_.x_type == TensorType::kF32 && inner.x == 1;
     const int size = kElementSize[int(job_.x_type)];
     const auto* base = static_cast<const unsigned char*>(job_.x);
     for (int64_t r = tile.first_row; r < tile.first_row + tile.row_count; ++r) {
@@ -231,9 +238,11 @@ class Engine {
         piece.index = uint64_t(row.index + c * inner.index);
         const auto block = size_t(c / inner.extent - tile.first_block);
         piece.params = w.params.params_from(block);
-        const auto* from = base + (row.x + c * inner.x) * size;
-        piece.x = direct ? reinterpret_cast<const float*>(from) : w.x;
-        if (!direct) kernels_.load[int(job_.x_type)](from, inner.x, w.x, piece.size);
+        if (what_ != What::kDecode) {
+          const auto* from = base + (row.x + c * inner.x) * size;
+          piece.x = direct ? reinterpret_cast<const float*>(from) : w.x;
+          if (!direct) kernels_.load[int(job_.x_type)](from, inner.x, w.x, piece.size);
+        }
         body(piece, block, row, c);
       }
     }
@@ -259,9 +268,33 @@ class Engine {
   void put_values(const Piece& piece, const Offset& row, int64_t column, Workspace& w) {
     unsigned char* to = output(row, column);
     float* out = writes_directly() ? reinterpret_cast<float*>(to) : w.y;
-    fake_(piece, job_.numbers, out);
-    if (w.params.overflows) saturate(out, piece.size);
+    if (w.params.lifted) {
+      fake_lifted(piece, out, w);
+    } else {
+      fake_(piece, job_.numbers, out);
+    }
+    if (job_.numbers.nonfinite == Nonfinite::kPass) copy_nonfinite(piece.x, piece.size, out);
+    if (w.params.overflows && job_.numbers.saturates) saturate(out, piece.size);
     if (!writes_directly()) store(w.y, to, piece.size);
+  }
+
+  // Blocks whose 1 / scale overflows: their elements are multiplied first, their results divided.
+  void fake_lifted(Piece piece, float* out, Workspace& w) {
+    const float* lift = w.params.lift() + (piece.params.factor - w.params.params().factor);
+    const size_t columns = piece.across == Across::kColumns;
+    auto of = [&](size_t i) { return columns ? lift[i] : lift[(i + piece.skip) / piece.block]; };
+    for (size_t i = 0; i < piece.size; ++i) w.x[i] = piece.x[i] * of(i);
+    const float* original = piece.x;
+    piece.x = w.x;
+    fake_(piece, job_.numbers, w.y);
+    for (size_t i = 0; i < piece.size; ++i) out[i] = w.y[i] / of(i);
+    if (original == w.x) {  // restore what copy_nonfinite looks at; NaN and Inf were not changed
+      for (size_t i = 0; i < piece.size; ++i) w.x[i] /= of(i);
+    }
+  }
+
+  static void copy_nonfinite(const float* x, size_t n, float* y) {
+    for (size_t i = 0; i < n; ++i) y[i] = (bits_of(x[i]) & kMagnitude) >= kInfBits ? x[i] : y[i];
   }
 
   static void saturate(float* y, size_t n) {
@@ -270,12 +303,21 @@ class Engine {
     }
   }
 
-  void store(const float* from, unsigned char* to, size_t n) {
+  void store(float* from, unsigned char* to, size_t n) {
+    if (!job_.numbers.saturates) overflow_to_infinity(from, n);
     if (stream_) {
       kernels_.stream(from, reinterpret_cast<float*>(to), n);
     } else {
       kernels_.store[int(job_.y_type)](from, to, g_.inner().y, n);
     }
+  }
+
+  // What rounds to beyond the output's range, as the ordinary conversion does: `store` would saturate.
+  void overflow_to_infinity(float* y, size_t n) const {
+    const float least[] = {float_of(kInfBits), 0x1.ffp127f, 65520.0f};
+    const float limit = least[int(job_.y_type)];
+    const float infinity = float_of(kInfBits);
+    for (size_t i = 0; i < n; ++i) y[i] = y[i] >= limit ? infinity : y[i] <= -limit ? -infinity : y[i];
   }
 
   void put_codes(const Piece& piece, const Offset& row, int64_t column, Workspace& w) {
@@ -310,7 +352,7 @@ class Engine {
     const auto blocks = size_t(g_.block_count());
     ParamBuffer all(blocks);
     all.clear_extremes(blocks);
-    merge_extremes(all.extremes(), job_.numbers.finite_only, false);
+    merge_extremes(all.extremes(), counted_, false);
     std::vector<unsigned char> scales;
     std::vector<int32_t> zeros;
     if (job_.params.scales == nullptr) {
@@ -327,7 +369,7 @@ class Engine {
   }
 
   // Extremes of all blocks, or of the whole tensor as if it were one (`flat`).
-  void merge_extremes(Extremes to, bool finite_only, bool flat) {
+  void merge_extremes(Extremes to, uint32_t counted, bool flat) {
     const Tiling t = free_tiles(g_);
     if (g_.size() == 0) return;
     auto spaces = workspaces(t);
@@ -342,7 +384,7 @@ class Engine {
           if (two_sided(job_.numbers)) {
             kernels_.extremes(piece, own.negative + block, own.amax + block);
           } else {
-            kernels_.amax(piece, finite_only, own.amax + block);
+            kernels_.amax(piece, counted, own.amax + block);
           }
         });
         for (size_t b = 0; b < tile.blocks; ++b) {
@@ -364,7 +406,7 @@ class Engine {
 
   void find_tensor_scale() {
     uint32_t amax = 0;
-    merge_extremes({&amax, nullptr}, true, true);
+    merge_extremes({&amax, nullptr}, kFinite, true);
     const FloatEnvironment environment;
     job_.params.tensor_scale = tensor_scale_of(amax, job_.numbers);
   }
@@ -378,6 +420,7 @@ class Engine {
   FakeKernel fake_ = nullptr;
   CodeKernel code_ = nullptr;
   DecodeKernel decode_ = nullptr;
+  uint32_t counted_ = kMagnitude;  // larger magnitudes do not count for the scale
   bool stream_ = false;
 };
 

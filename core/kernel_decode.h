@@ -43,33 +43,35 @@ struct ElementOf<k_fp4_e2m1> {
   using type = FloatElement<1, 0>;
 };
 
+template <bool kSaturate>
 static inline float saturated(float y) {
+  if constexpr (!kSaturate) return y;
   y = y > kFloatMax ? kFloatMax : y;
   return y < -kFloatMax ? -kFloatMax : y;
 }
 
-template <int ID>
+template <int ID, bool kSaturate>
 static inline float decoded_float(uint8_t code, float scale) {
   constexpr Format format = kFormats[ID];
   using E = typename ElementOf<ID>::type;
   const float r = value_of(E{}, code, format.bits, format.specials);
   const float y = r * scale;
   if constexpr (format.specials == Specials::kIeee) {
-    return (bits_of(r) & kMagnitude) == kInfBits ? y : saturated(y);  // an Inf code stays Inf
+    return (bits_of(r) & kMagnitude) == kInfBits ? y : saturated<kSaturate>(y);  // an Inf code stays Inf
   }
-  return saturated(y);
+  return saturated<kSaturate>(y);
 }
 
-template <int ID>
+template <int ID, bool kSaturate>
 static inline void decode_run(const uint8_t* codes, size_t n, float scale, float* BS_RESTRICT out) {
-  for (size_t i = 0; i < n; ++i) out[i] = decoded_float<ID>(codes[i], scale);
+  for (size_t i = 0; i < n; ++i) out[i] = decoded_float<ID, kSaturate>(codes[i], scale);
 }
 
-template <int ID>
+template <int ID, bool kSaturate>
 static void decode_float(const Piece& p, const Numbers&, const uint8_t* codes, const uint16_t*,
                          float* BS_RESTRICT out) {
   if (p.across == Across::kColumns) {
-    for (size_t i = 0; i < p.size; ++i) out[i] = decoded_float<ID>(codes[i], p.params.scale[i]);
+    for (size_t i = 0; i < p.size; ++i) out[i] = decoded_float<ID, kSaturate>(codes[i], p.params.scale[i]);
     return;
   }
   size_t room = p.block - p.skip;
@@ -77,9 +79,9 @@ static void decode_float(const Piece& p, const Numbers&, const uint8_t* codes, c
     const size_t n = p.size - i < room ? p.size - i : room;
     const float scale = p.params.scale[b];
     if (n == 32) {
-      decode_run<ID>(codes + i, 32, scale, out + i);
+      decode_run<ID, kSaturate>(codes + i, 32, scale, out + i);
     } else {
-      decode_run<ID>(codes + i, n, scale, out + i);
+      decode_run<ID, kSaturate>(codes + i, n, scale, out + i);
     }
     i += n;
   }
@@ -92,7 +94,7 @@ static inline int32_t signed_value(Code code, int unused_bits, uint32_t flip) {
   return int32_t(pattern ^ flip) - int32_t(flip);
 }
 
-template <class Code>
+template <bool kSaturate, class Code>
 static void decode_fixed_from(const Piece& p, const Format& format, const Code* codes, float* BS_RESTRICT out) {
   const uint32_t flip = format.is_signed ? 1u << (format.bits - 1) : 0;
   const int unused = 32 - format.bits;
@@ -100,7 +102,7 @@ static void decode_fixed_from(const Piece& p, const Format& format, const Code* 
   if (p.across == Across::kColumns) {
     for (size_t i = 0; i < p.size; ++i) {
       const int32_t value = signed_value(codes[i], unused, flip) - p.params.zero[i];
-      out[i] = saturated(float(value) * step * p.params.scale[i]);
+      out[i] = saturated<kSaturate>(float(value) * step * p.params.scale[i]);
     }
     return;
   }
@@ -110,35 +112,42 @@ static void decode_fixed_from(const Piece& p, const Format& format, const Code* 
     const float scale = p.params.scale[b];
     const int32_t zero = p.params.zero[b];
     for (size_t j = i; j < i + n; ++j) {
-      out[j] = saturated(float(signed_value(codes[j], unused, flip) - zero) * step * scale);
+      out[j] = saturated<kSaturate>(float(signed_value(codes[j], unused, flip) - zero) * step * scale);
     }
     i += n;
   }
 }
 
+template <bool kSaturate>
 static void decode_fixed(const Piece& p, const Numbers& numbers, const uint8_t* codes,
                          const uint16_t* wide, float* BS_RESTRICT out) {
   const Format format = numbers.element_format();
   if (format.bits > 8) {
-    decode_fixed_from(p, format, wide, out);
+    decode_fixed_from<kSaturate>(p, format, wide, out);
   } else {
-    decode_fixed_from(p, format, codes, out);
+    decode_fixed_from<kSaturate>(p, format, codes, out);
+  }
+}
+
+template <bool kSaturate>
+static DecodeKernel decode_kernel_of(int element) {
+  switch (element) {
+    case k_fp8_e4m3:
+      return decode_float<k_fp8_e4m3, kSaturate>;
+    case k_fp8_e5m2:
+      return decode_float<k_fp8_e5m2, kSaturate>;
+    case k_fp6_e3m2:
+      return decode_float<k_fp6_e3m2, kSaturate>;
+    case k_fp6_e2m3:
+      return decode_float<k_fp6_e2m3, kSaturate>;
+    case k_fp4_e2m1:
+      return decode_float<k_fp4_e2m1, kSaturate>;
+    default:
+      return decode_fixed<kSaturate>;
   }
 }
 
 static DecodeKernel decode_kernel(const Numbers& numbers) {
-  switch (numbers.element) {
-    case k_fp8_e4m3:
-      return decode_float<k_fp8_e4m3>;
-    case k_fp8_e5m2:
-      return decode_float<k_fp8_e5m2>;
-    case k_fp6_e3m2:
-      return decode_float<k_fp6_e3m2>;
-    case k_fp6_e2m3:
-      return decode_float<k_fp6_e2m3>;
-    case k_fp4_e2m1:
-      return decode_float<k_fp4_e2m1>;
-    default:
-      return decode_fixed;
-  }
+  return numbers.saturates ? decode_kernel_of<true>(numbers.element)
+                           : decode_kernel_of<false>(numbers.element);
 }

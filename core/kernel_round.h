@@ -29,21 +29,26 @@ struct Divide {
   }
 };
 
-// Which way a tie goes that was rounded half to even first: all-ones masks, index: x is negative.
+// How a rounding differs from half to even, which is done first. All-ones masks; index: v is negative.
 struct Ties {
-  uint32_t grow[2] = {0, 0};    // was rounded toward zero, shall go away from it
-  uint32_t shrink[2] = {0, 0};  // was rounded away from zero, shall go toward it
-  uint32_t truncate = 0;        // whatever was rounded away from zero goes back
+  uint32_t grow[2] = {0, 0};    // a tie that went toward zero goes away from it
+  uint32_t shrink[2] = {0, 0};  // a tie that went away from zero goes toward it
+  uint32_t truncate = 0;        // whatever went away from zero goes back
+  uint32_t nearly = 0;          // half a step less one ulp goes away from zero too
+  uint32_t zero[3] = {0, 0, 0};  // the sign of a result of 0 is kept: Numbers::zero_signs
 };
 
-static inline Ties ties_of(Rounding rounding) {
+static inline Ties ties_of(const Numbers& numbers) {
   Ties ties;
   const uint32_t all = 0xffffffff;
+  const Rounding rounding = numbers.rounding;
   if (rounding == Rounding::kHalfAway) ties.grow[0] = ties.grow[1] = all;
   if (rounding == Rounding::kHalfUp) ties.grow[0] = ties.shrink[1] = all;
   if (rounding == Rounding::kHalfZero) ties.shrink[0] = ties.shrink[1] = all;
   if (rounding == Rounding::kTowardZero) ties.truncate = all;
   if (rounding == Rounding::kStochastic) ties.truncate = all;
+  if (numbers.nearly_half && ties.truncate == 0) ties.nearly = all;
+  for (int i = 0; i < 3; ++i) ties.zero[i] = numbers.zero_signs[i] ? all : 0;
   return ties;
 }
 
@@ -76,7 +81,8 @@ static inline void settle(float& r, int32_t& k, float d, float q, uint32_t sign,
   const uint32_t negative = uint32_t(int32_t(sign) >> 31);
   const uint32_t grow = (ties.grow[0] & ~negative) | (ties.grow[1] & negative);
   const uint32_t shrink = (ties.shrink[0] & ~negative) | (ties.shrink[1] & negative);
-  uint32_t up = mask_of(d == half) & grow;
+  const float nearly = float_of(bits_of(half) - 1);
+  uint32_t up = (mask_of(d == half) & grow) | (mask_of(d == nearly) & ties.nearly);
   const uint32_t down = (mask_of(d == -half) & shrink) | (mask_of(d < 0) & ties.truncate);
   if constexpr (R::kNoisy) {
     const float rest = d + float_of(bits_of(q) & down);
@@ -90,11 +96,17 @@ static inline void settle(float& r, int32_t& k, float d, float q, uint32_t sign,
   k = k - int32_t(up) + int32_t(down);
 }
 
+// The sign that a result of 0 has.
+static inline uint32_t sign_of_zero(float x, float v, const Ties& ties) {
+  const uint32_t of_v = v == 0 ? ties.zero[1] : ties.zero[2];
+  return bits_of(v) & kSign & (x == 0 ? ties.zero[0] : of_v);
+}
+
 template <class R, int M, int EMIN>
-static inline Rounded round_element(FloatElement<M, EMIN>, float v, const Ties& ties,
+static inline Rounded round_element(FloatElement<M, EMIN>, float x, float v, const Ties& ties,
                                     uint32_t noise) {
   const uint32_t bits = bits_of(v);
-  const uint32_t sign = bits & kSign;
+  uint32_t sign = bits & kSign;
   const int32_t magnitude = int32_t(bits & kMagnitude);
   constexpr int32_t smallest = (EMIN + 127) << 23;
   int32_t binade = magnitude & int32_t(kInfBits);
@@ -108,13 +120,15 @@ static inline Rounded round_element(FloatElement<M, EMIN>, float v, const Ties& 
   if constexpr (!R::kPlain) {
     const float q = float_of(uint32_t(binade - (M << 23)));
     settle<R>(r, k, float_of(uint32_t(magnitude)) - r, q, sign, ties, noise);
+    sign = r == 0 ? sign_of_zero(x, v, ties) : sign;
   }
   const int32_t code = k + ((binade - smallest) >> (23 - M));
   return {float_of(bits_of(r) | sign), code | int32_t(sign >> 31 << 30)};
 }
 
 template <class R, int F>
-static inline Rounded round_element(FixedElement<F>, float v, const Ties& ties, uint32_t noise) {
+static inline Rounded round_element(FixedElement<F>, float x, float v, const Ties& ties,
+                                    uint32_t noise) {
   constexpr float anchor = 1.5f * float(1 << (23 - F));
   constexpr float q = 1.0f / float(1 << F);
   const float sum = v + anchor;
@@ -125,7 +139,7 @@ static inline Rounded round_element(FixedElement<F>, float v, const Ties& ties, 
     float magnitude = float_of(bits_of(r) & kMagnitude);
     int32_t count = k < 0 ? -k : k;
     settle<R>(magnitude, count, float_of(bits_of(v) & kMagnitude) - magnitude, q, sign, ties, noise);
-    r = float_of(bits_of(magnitude) | sign) + 0.0f;  // + 0: integers have no -0
+    r = float_of(bits_of(magnitude) | (magnitude == 0 ? sign_of_zero(x, v, ties) : sign));
     k = sign ? -count : count;
   }
   return {r, k};

@@ -17,26 +17,27 @@ namespace bs::BS_ISA_NAMESPACE {
 
 namespace {
 
-#include "kernel_decode.h"
-#include "kernel_error.h"
 #include "kernel_memory.h"
 #include "kernel_round.h"
+// These need the elements of kernel_round.h.
+#include "kernel_decode.h"
+#include "kernel_error.h"
 
 // --- the extremes of blocks
 // ---------------------------------------------------------------------------
 
-template <bool kFinite>
-inline uint32_t magnitude_of(float x) {
+template <bool kAll>
+inline uint32_t magnitude_of(float x, uint32_t limit) {
   const uint32_t magnitude = bits_of(x) & kMagnitude;
-  if constexpr (kFinite) return magnitude < kInfBits ? magnitude : 0;
+  if constexpr (!kAll) return int32_t(magnitude) <= int32_t(limit) ? magnitude : 0;
   return magnitude;
 }
 
-template <bool kFinite>
-inline uint32_t amax_run(const float* x, size_t n) {
+template <bool kAll>
+inline uint32_t amax_run(const float* x, size_t n, uint32_t limit) {
   int32_t m = 0;
   for (size_t i = 0; i < n; ++i) {
-    const auto a = int32_t(magnitude_of<kFinite>(x[i]));
+    const auto a = int32_t(magnitude_of<kAll>(x[i], limit));
     m = a > m ? a : m;
   }
   return uint32_t(m);
@@ -58,26 +59,26 @@ inline void for_blocks(const Piece& p, Run run) {
   }
 }
 
-template <bool kFinite>
-void amax_of(const Piece& p, uint32_t* amax) {
+template <bool kAll>
+void amax_of(const Piece& p, uint32_t limit, uint32_t* amax) {
   if (p.across == Across::kColumns) {
     for (size_t i = 0; i < p.size; ++i) {
-      const uint32_t a = magnitude_of<kFinite>(p.x[i]);
+      const uint32_t a = magnitude_of<kAll>(p.x[i], limit);
       amax[i] = int32_t(a) > int32_t(amax[i]) ? a : amax[i];
     }
     return;
   }
   for_blocks(p, [&](size_t start, size_t n, size_t b) {
     const float* x = p.x + start;
-    const uint32_t a = n == 32   ? amax_run<kFinite>(x, 32)
-                       : n == 16 ? amax_run<kFinite>(x, 16)
-                                 : amax_run<kFinite>(x, n);
+    const uint32_t a = n == 32   ? amax_run<kAll>(x, 32, limit)
+                       : n == 16 ? amax_run<kAll>(x, 16, limit)
+                                 : amax_run<kAll>(x, n, limit);
     amax[b] = a > amax[b] ? a : amax[b];
   });
 }
 
-void amax(const Piece& p, bool finite_only, uint32_t* out) {
-  finite_only ? amax_of<true>(p, out) : amax_of<false>(p, out);
+void amax(const Piece& p, uint32_t limit, uint32_t* out) {
+  limit >= kMagnitude ? amax_of<true>(p, limit, out) : amax_of<false>(p, limit, out);
 }
 
 inline int32_t positive_part(uint32_t bits) {
@@ -121,7 +122,7 @@ inline Rounded encode_one(float x, const One& one, const Ties& ties, uint32_t no
   float v = S::apply(x, one.factor);
   v = v > one.high ? one.high : v;  // the limits are on the grid, so this may come first
   v = v < one.low ? one.low : v;
-  return round_element<R>(E{}, v, ties, noise);
+  return round_element<R>(E{}, x, v, ties, noise);
 }
 
 // A run of elements of one block.
@@ -159,7 +160,7 @@ template <class E, class S, class R>
 void fake(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out) {
   uint32_t buffer[kNoiseSize<R>];
   const uint32_t* noise = noise_of<R>(p, buffer);
-  const Ties ties = ties_of(numbers.rounding);
+  const Ties ties = ties_of(numbers);
   const float* x = p.x;
   if (p.across == Across::kColumns) {
     const BlockParams& q = p.params;
@@ -186,7 +187,7 @@ template <class E, class S, class R, class Out>
 void code_to(const Piece& p, const Numbers& numbers, Out* BS_RESTRICT out) {
   uint32_t buffer[kNoiseSize<R>];
   const uint32_t* noise = noise_of<R>(p, buffer);
-  const Ties ties = ties_of(numbers.rounding);
+  const Ties ties = ties_of(numbers);
   const int shift = numbers.element_format().bits - 1;
   const float* x = p.x;
   if (p.across == Across::kColumns) {
@@ -224,25 +225,25 @@ void code(const Piece& p, const Numbers& numbers, uint8_t* out, uint16_t* wide) 
 
 template <class E, class S>
 struct Fake {
-  static FakeKernel of(Rounding rounding) {
-    if (rounding == Rounding::kHalfEven) return fake<E, S, HalfEven>;
-    if (rounding == Rounding::kStochastic) return fake<E, S, ByNoise>;
+  static FakeKernel of(const Numbers& numbers) {
+    if (rounds_plainly(numbers)) return fake<E, S, HalfEven>;
+    if (numbers.rounding == Rounding::kStochastic) return fake<E, S, ByNoise>;
     return fake<E, S, ByTies>;
   }
 };
 template <class E, class S>
 struct Code {
-  static CodeKernel of(Rounding rounding) {
-    if (rounding == Rounding::kHalfEven) return code<E, S, HalfEven>;
-    if (rounding == Rounding::kStochastic) return code<E, S, ByNoise>;
+  static CodeKernel of(const Numbers& numbers) {
+    if (rounds_plainly(numbers)) return code<E, S, HalfEven>;
+    if (numbers.rounding == Rounding::kStochastic) return code<E, S, ByNoise>;
     return code<E, S, ByTies>;
   }
 };
 
 template <template <class, class> class Table, class E>
 auto by_scaling(const Numbers& numbers) {
-  return multiplies(numbers) ? Table<E, Multiply>::of(numbers.rounding)
-                             : Table<E, Divide>::of(numbers.rounding);
+  return multiplies(numbers) ? Table<E, Multiply>::of(numbers)
+                             : Table<E, Divide>::of(numbers);
 }
 
 template <template <class, class> class Table>
@@ -259,7 +260,7 @@ auto by_element(const Numbers& numbers) {
     case k_fp4_e2m1:
       return by_scaling<Table, FloatElement<1, 0>>(numbers);
     case k_mxint8:
-      return Table<FixedElement<6>, Multiply>::of(numbers.rounding);
+      return Table<FixedElement<6>, Multiply>::of(numbers);
     default:
       return by_scaling<Table, FixedElement<0>>(numbers);
   }

@@ -50,8 +50,8 @@ struct Kernels {
   void (*store[3])(const float* from, void* to, ptrdiff_t stride, size_t n);
   void (*stream)(const float* from, float* to, size_t n);
 
-  // Greatest magnitude of each block, as bits, merged into `amax`. `finite_only` leaves out NaN and Inf.
-  void (*amax)(const Piece&, bool finite_only, uint32_t* amax);
+  // Greatest magnitude of each block that is at most `limit`, as bits, merged into `amax`.
+  void (*amax)(const Piece&, uint32_t limit, uint32_t* amax);
   // Greatest finite x and greatest finite -x of each block, as bits (0 if there is none above 0).
   void (*extremes)(const Piece&, uint32_t* negative, uint32_t* positive);
   // Sums of squared errors of each block at three scales, carried on in ascending order.

@@ -39,6 +39,8 @@ enum class Rounding : uint8_t {
 
 enum class TensorType : uint8_t { kF32, kBf16, kF16 };
 
+enum class Nonfinite : uint8_t { kBlock, kPass, kNanZero, kInfLarge };
+
 inline constexpr int kElementSize[] = {4, 2, 2};
 inline constexpr uint32_t kInfBits = 0x7f800000;
 inline constexpr uint32_t kMagnitude = 0x7fffffff;
@@ -55,13 +57,16 @@ struct Numbers {
   bool zero_point = false;
   int quant_min = 0;
   int quant_max = 0;
-  // From the dialect's row:
-  bool finite_only = false;  // NaN and Inf pass through alone
-  bool zero_plus = false;    // a float element that is 0 is +0
-  bool reciprocal = false;   // affine: multiply by 1 / scale
-  bool zero_tiny = false;    // fixed elements keep the sign of a zero: of -0, and of tiny negatives too
-  bool zero_input = false;   // … of -0 only
-  int int_low = -127;        // least mxint8 code that is produced
+  // From the dialect's row (src/blockscale/numerics/dialects.py says what they mean):
+  Nonfinite nonfinite = Nonfinite::kBlock;
+  bool saturates = true;
+  bool reciprocal = false;
+  bool has_codes = true;
+  bool nearly_half = false;
+  uint8_t least_scale = 1;
+  uint8_t zero_scale = 0;
+  int int_low = -127;
+  bool zero_signs[3] = {true, true, true};  // x is 0; x / scale underflows; it is rounded to 0
 
   const Format& element_format() const { return kFormats[element]; }
   const Format& scale_format() const { return kFormats[scale]; }
@@ -69,6 +74,18 @@ struct Numbers {
 
 // Whether v = x * factor (exact, MX; or by definition) rather than x / factor.
 inline bool multiplies(const Numbers& n) { return n.family == Family::kMx || n.reciprocal; }
+
+// Half to even, and a zero as it falls out of the arithmetic: signed in floats, +0 in integers.
+inline bool rounds_plainly(const Numbers& n) {
+  const bool keeps = n.element_format().kind == Kind::kFloat;
+  return n.rounding == Rounding::kHalfEven && !n.nearly_half && n.zero_signs[0] == keeps &&
+         n.zero_signs[1] == keeps && n.zero_signs[2] == keeps;
+}
+
+// Whether a block of this greatest magnitude is NaN throughout.
+inline bool spoils(uint32_t amax, Nonfinite nonfinite) {
+  return amax > kInfBits || (amax == kInfBits && nonfinite != Nonfinite::kInfLarge);
+}
 
 inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }

@@ -25,6 +25,7 @@ uint32_t rule_increment(const Numbers& numbers) {
 
 // Nearest code of a small float format, half to even; magnitude at most its largest.
 uint8_t encode_magnitude(float value, const Format& format) {
+  if (value == 0) return 0;
   int exponent = 0;
   std::frexp(value, &exponent);
   exponent = exponent - 1 < format.emin ? format.emin : exponent - 1;
@@ -40,16 +41,20 @@ float smaller(float a, float b) { return a < b ? a : b; }
 
 int mx_exponent(uint32_t amax, const Numbers& numbers) {
   const int emax = numbers.element_format().emax;
-  const int low = numbers.finite_only ? -127 - emax : -127;
+  // In that dialect E is the exponent field, whatever the mantissa, and the scale is not a byte.
+  const bool by_field = numbers.nonfinite == Nonfinite::kPass;
+  const int low = by_field ? -127 - emax : -127;
   if (amax == 0) return low;
   int exponent = -127;
   uint32_t mantissa = amax;
   if (amax < 0x00800000) {
-    if (!numbers.finite_only) {  // normalise a subnormal
+    if (!by_field) {  // normalise a subnormal
       const int shift = std::countl_zero(amax) - 8;
       exponent = -126 - shift;
       mantissa = (amax << shift) & 0x7fffff;
     }
+  } else if (amax >= kInfBits && numbers.rule == Rule::kRceil) {
+    return 127;  // Inf / max is Inf
   } else {
     exponent = int(amax >> 23) - 127;
     mantissa = amax & 0x7fffff;
@@ -66,11 +71,11 @@ float tensor_scale_of(uint32_t amax, const Numbers& numbers) {
 }
 
 uint8_t tensor_scaled_code(uint32_t amax, float t, const Numbers& numbers) {
-  if (amax == 0) return 0;
+  if (amax == 0) return numbers.zero_scale;
   const Format& format = numbers.scale_format();
   const float ratio = float_of(amax) / numbers.element_format().max / t;
   const uint8_t code = encode_magnitude(smaller(ratio, format.max), format);
-  return code == 0 ? 1 : code;
+  return code < numbers.least_scale ? numbers.least_scale : code;
 }
 
 Affine affine_of(uint32_t negative, uint32_t positive, const Numbers& numbers, TensorType type) {
@@ -92,8 +97,12 @@ Affine affine_of(uint32_t negative, uint32_t positive, const Numbers& numbers, T
     default:
       scale = (high * 0.5f - low * 0.5f) / ((qmax - qmin) / 2);
   }
-  const float torch_epsilon[] = {0x1p-23f, 0x1p-7f, 0x1p-10f};
-  scale = larger(scale, numbers.reciprocal ? torch_epsilon[int(type)] : power_of_two(format.emin));
+  // The least scale: the smallest normal of the scale format; in torchao's way, of the tensor's type too.
+  scale = larger(scale, power_of_two(format.emin));
+  const int tensor_format[] = {k_f32, k_bf16, k_f16};
+  if (numbers.reciprocal) {
+    scale = larger(scale, power_of_two(kFormats[tensor_format[int(type)]].emin));
+  }
   if (numbers.scale == k_bf16) scale = to_bfloat_and_back(scale);
   if (numbers.scale == k_f16) scale = to_half_and_back(scale);
   scale = smaller(scale, format.max);

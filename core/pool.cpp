@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <new>
 #include <thread>
 
@@ -43,7 +44,7 @@ int wanted_threads() {
   return std::clamp(usable_processors(), 1, kMostThreads);
 }
 
-void pause() {
+void relax() {
 #if defined(__x86_64__) || defined(_M_X64)
   _mm_pause();
 #elif defined(__aarch64__) && !defined(_MSC_VER)
@@ -126,7 +127,7 @@ void Pool::grow(int workers) noexcept {
 
 void Pool::serve(Worker& worker) noexcept {
   for (uint32_t run = 0;;) {
-    if (!changes(worker.invited_to, run, kSpin, pause)) worker.invited_to.wait(run);
+    if (!changes(worker.invited_to, run, kSpin, relax)) worker.invited_to.wait(run);
     run = worker.invited_to.load(std::memory_order_acquire);
     work(run);
   }
@@ -153,7 +154,7 @@ void Pool::work(uint32_t run) noexcept {
 void Pool::await_end() noexcept {
   int left;
   while ((left = unfinished_.load(std::memory_order_acquire)) != 0) {
-    if (!changes(unfinished_, left, kSpin, pause) &&
+    if (!changes(unfinished_, left, kSpin, relax) &&
         !changes(unfinished_, left, kYield, std::this_thread::yield)) {
       unfinished_.wait(left);
     }

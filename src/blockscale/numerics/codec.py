@@ -224,7 +224,8 @@ def float_codes(xp: NumpyArrays, r: Array, name: str) -> Array:
     magnitude = xp.where(nan, xp.zeros_like(r), xp.abs(r))
     negative = xp.copysign(xp.zeros_like(r) + 1, r) < 0
     exponent = xp.frexp(magnitude)[1] - 1
-    exponent = xp.maximum(exponent, xp.zeros_like(exponent) + element.emin)
+    smallest = xp.zeros_like(exponent) + element.emin
+    exponent = xp.where(magnitude == 0, smallest, xp.maximum(exponent, smallest))
     steps = xp.i64(xp.ldexp(magnitude, element.mantissa_bits - exponent))
     code = steps + (exponent - element.emin) * (1 << element.mantissa_bits)
     code = code + xp.where(negative, 1 << (element.bits - 1), 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blockscale.errors import CombinationError, UnknownNameError
-from blockscale.numerics.formats import ELEMENTS, MX_ELEMENTS
+from blockscale.numerics.formats import ELEMENTS, FLOAT_ELEMENTS, INT_ELEMENTS, MX_ELEMENTS
 
 MX_RULES = ("floor", "ceil", "even", "rceil", "mse")
 AFFINE_RULES = ("symmetric", "no_clip", "asymmetric")
@@ -48,7 +48,9 @@ class Dialect:
     name: str
     doc: str
     families: tuple[str, ...] = FAMILIES
-    elements: tuple[str, ...] = ELEMENTS
+    elements: tuple[str, ...] = ELEMENTS  # that take an MX scale
+    affine_elements: tuple[str, ...] = ELEMENTS
+    tensor_scaled_elements: tuple[str, ...] = ELEMENTS
     rules: tuple[str, ...] = RULES
     roundings: tuple[str, ...] = ROUNDINGS
     int_roundings: tuple[str, ...] = ROUNDINGS
@@ -73,6 +75,10 @@ class Dialect:
     def roundings_of(self, element: str) -> tuple[str, ...]:
         return self.int_roundings if element == "mxint8" else self.roundings
 
+    def elements_of(self, family: str) -> tuple[str, ...]:
+        by_family = (self.elements, self.affine_elements, self.tensor_scaled_elements)
+        return by_family[FAMILIES.index(family)]
+
     def check(self, element: str, family: str, rule: str, rounding: str) -> None:
         """Refuse what this peer cannot do: a value it never gives is not a dialect of it."""
         if family not in self.families:
@@ -80,7 +86,7 @@ class Dialect:
                 f"dialect {self.name!r} has no {family} scales; it has {', '.join(self.families)}"
             )
         for what, value, allowed in (
-            ("element", element, self.elements),
+            ("element", element, self.elements_of(family)),
             ("rule", rule, self.rules),
             ("rounding", rounding, self.roundings_of(element)),
         ):
@@ -118,14 +124,16 @@ _ROWS = (
         int_roundings=("half_away", "half_even", "toward_zero"),
         default_rounding="half_away",
         nearly_half=True,
-        float_zero=(False, True, True),
-        fixed_zero=(False, True, True),
-        fixed_zero_half_even=(False, True, True),
+        float_zero=(False, False, True),
+        fixed_zero=(False, False, True),
+        fixed_zero_half_even=(False, False, True),
     ),
     Dialect(
         "torchao",
         "torchao's MX and NVFP4 prototypes and its affine primitives",
-        elements=tuple(name for name in ELEMENTS if name != "mxint8"),
+        elements=FLOAT_ELEMENTS,
+        affine_elements=INT_ELEMENTS,  # its fp8 with a float scale divides, as `ocp` does
+        tensor_scaled_elements=("fp4_e2m1",),
         rules=tuple(rule for rule in RULES if rule != "mse"),
         roundings=("half_even",),
         int_roundings=("half_even",),

@@ -10,9 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from blockscale.errors import AxisError, BlockError, ScaleError, ShapeError, SizeError
 from blockscale.numerics.scheme import Numbers, Scheme, scheme_named
+
+if TYPE_CHECKING:
+    from blockscale.numerics.follow import Moved
+    from blockscale.numerics.moves import Move
+    from blockscale.numerics.through import Refused
 
 LARGEST = (1 << 62) - 1  # elements × bytes stay below 2^63 on every path
 
@@ -105,6 +111,12 @@ class Layout:
                 "so it has no compact form",
             )
         return tuple(n for n in self.scale_shape if n != 1)
+
+    def through(self, move: Move, *others: Layout, codes: bool = False) -> Moved | Refused:
+        """The layout after `move` and what becomes of the scales, or a reason to stay (`through.py`)."""
+        from blockscale.numerics.through import through  # it is made of layouts
+
+        return through(self, move, *others, codes=codes)
 
     def with_shape(self, shape: Sequence[int]) -> Layout:
         return Layout(self.numbers, tuple(shape), self.block)

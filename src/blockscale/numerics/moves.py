@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,9 @@ class Expand(Move):
         new = len(self.target) - len(shape)
         old = (-1,) * new + shape
         target = tuple(n if m == -1 else m for n, m in zip(old, self.target, strict=False))
-        fits = all(m >= 0 and (i < new or n in (m, 1)) for i, (n, m) in enumerate(zip(old, target, strict=False)))
+        fits = all(
+            m >= 0 and (i < new or n in (m, 1)) for i, (n, m) in enumerate(zip(old, target, strict=False))
+        )
         if new < 0 or not fits:
             raise ShapeError("shape", self.target, f"{shape} with dimensions of 1 enlarged or new in front")
         return (target,)
@@ -212,8 +215,7 @@ class Split(Move):
         return (0, *(int(end) for end in np.cumsum(self.sizes, dtype=np.int64)))
 
     def parts(self) -> tuple[Slice, ...]:
-        cuts = self.cuts()
-        return tuple(Slice(self.axis, a, b) for a, b in zip(cuts, cuts[1:], strict=False))
+        return tuple(Slice(self.axis, a, b) for a, b in pairwise(self.cuts()))
 
     def shapes(self, *shapes: Shape) -> tuple[Shape, ...]:
         (shape,) = shapes

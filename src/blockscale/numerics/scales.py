@@ -101,7 +101,7 @@ def affine(
     middle = 0
     if element.is_fixed:
         qmin, qmax = float(numbers.quant_min or 0), float(numbers.quant_max or 0)
-        middle = (int(qmin) + int(qmax) + 1) // 2
+        middle = int((qmin + qmax + 1) / 2)  # toward zero
     else:
         qmin, qmax = -element.max, element.max
     f32 = lambda value: xp.f32(xp.f64(low) * 0 + value)  # noqa: E731
@@ -126,8 +126,9 @@ def affine(
 def epsilon(numbers: Numbers, tensor_format: str) -> float:
     """Least scale that is chosen: the smallest normal number of the scale format.
 
-    The torchao dialect takes that of the tensor's dtype, as torchao does.
+    Not below that of the tensor's dtype in the torchao dialect, as torchao does.
     """
+    least = numbers.scale_format.emin
     if numbers.dialect == "torchao":
-        return float(2.0 ** FORMATS[tensor_format].emin)
-    return float(2.0**numbers.scale_format.emin)
+        least = max(least, FORMATS[tensor_format].emin)
+    return float(2.0**least)

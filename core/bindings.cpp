@@ -1,0 +1,166 @@
+// blockscale._core: the compiled core for Python. Private: blockscale.numerics.native is its only user.
+//
+// Memory comes as (address, bytes). Every call checks that what it will touch lies inside; the address
+// itself is the caller's word.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "block_params.h"
+#include "engine.h"
+#include "kernels.h"
+#include "parallel.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Ints = std::vector<int64_t>;
+
+bs::Memory memory(uintptr_t address, size_t bytes) {
+  return {reinterpret_cast<unsigned char*>(address), bytes};
+}
+
+bs::Tensor tensor(uintptr_t address, size_t bytes, int type, std::optional<Ints> strides) {
+  return {memory(address, bytes), type, strides ? std::move(*strides) : Ints{}};
+}
+
+bs::Plan make_plan(const bs::NumberNames& names, const Ints& shape, const Ints& block) {
+  return bs::Plan(bs::numbers_of(names), shape, block);
+}
+
+// The GIL is given up for work that takes longer than taking it back.
+class Unlocked {
+ public:
+  explicit Unlocked(int64_t elements) {
+    if (elements > 4096) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
+bs::Host host_of(int kind, int threads) {
+  switch (kind) {
+    case 0:
+      return bs::pool_host(threads);
+    case 1:
+      return bs::openmp_host(threads);
+    default:
+      return bs::serial_host();
+  }
+}
+
+struct Stored {
+  uintptr_t scales = 0;
+  size_t scale_bytes = 0;
+  uintptr_t zeros = 0;
+  size_t zero_bytes = 0;
+  float tensor_scale = 1;
+  bool tensor_scale_given = false;
+  bool given = false;
+};
+
+bs::Parameters parameters(const Stored& s) {
+  return {memory(s.scales, s.scale_bytes), memory(s.zeros, s.zero_bytes), s.tensor_scale,
+          s.tensor_scale_given, s.given};
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  nb::class_<bs::NumberNames>(m, "Numbers")
+      .def(nb::init<>())
+      .def_rw("element", &bs::NumberNames::element)
+      .def_rw("scale", &bs::NumberNames::scale)
+      .def_rw("family", &bs::NumberNames::family)
+      .def_rw("rule", &bs::NumberNames::rule)
+      .def_rw("rounding", &bs::NumberNames::rounding)
+      .def_rw("nonfinite", &bs::NumberNames::nonfinite)
+      .def_rw("zero_point", &bs::NumberNames::zero_point)
+      .def_rw("quant_min", &bs::NumberNames::quant_min)
+      .def_rw("quant_max", &bs::NumberNames::quant_max)
+      .def_rw("saturates", &bs::NumberNames::saturates)
+      .def_rw("reciprocal", &bs::NumberNames::reciprocal)
+      .def_rw("nearly_half", &bs::NumberNames::nearly_half)
+      .def_rw("has_codes", &bs::NumberNames::has_codes)
+      .def_rw("least_scale", &bs::NumberNames::least_scale)
+      .def_rw("zero_scale", &bs::NumberNames::zero_scale)
+      .def_rw("int_low", &bs::NumberNames::int_low)
+      .def_rw("zero_of_zero", &bs::NumberNames::zero_of_zero)
+      .def_rw("zero_of_underflow", &bs::NumberNames::zero_of_underflow)
+      .def_rw("zero_of_tiny", &bs::NumberNames::zero_of_tiny);
+
+  nb::class_<Stored>(m, "Stored", nb::dynamic_attr())
+      .def(nb::init<>())
+      .def_rw("scales", &Stored::scales)
+      .def_rw("scale_bytes", &Stored::scale_bytes)
+      .def_rw("zeros", &Stored::zeros)
+      .def_rw("zero_bytes", &Stored::zero_bytes)
+      .def_rw("tensor_scale", &Stored::tensor_scale)
+      .def_rw("tensor_scale_given", &Stored::tensor_scale_given)
+      .def_rw("given", &Stored::given);
+
+  nb::class_<bs::Plan>(m, "Plan")
+      .def("__init__",
+           [](bs::Plan* self, const bs::NumberNames& names, const Ints& shape, const Ints& block) {
+             new (self) bs::Plan(make_plan(names, shape, block));
+           })
+      .def_prop_ro("scale_count", &bs::Plan::scale_count)
+      .def_prop_ro("scale_bytes", &bs::Plan::scale_bytes)
+      .def_prop_ro("code_bytes", &bs::Plan::code_bytes)
+      .def("fake_quantize",
+           [](const bs::Plan& plan, uintptr_t x, size_t x_bytes, int type,
+              std::optional<Ints> x_strides, uintptr_t y, size_t y_bytes,
+              std::optional<Ints> y_strides, const Stored& stored, uint64_t seed, int host,
+              int threads) {
+             const Unlocked unlocked(plan.size());
+             plan.fake_quantize(tensor(x, x_bytes, type, std::move(x_strides)),
+                                tensor(y, y_bytes, type, std::move(y_strides)), parameters(stored),
+                                seed, host_of(host, threads));
+           })
+      .def("quantize",
+           [](const bs::Plan& plan, uintptr_t x, size_t x_bytes, int type,
+              std::optional<Ints> x_strides, uintptr_t codes, size_t code_bytes,
+              const Stored& stored, uint64_t seed, int host, int threads) {
+             const Unlocked unlocked(plan.size());
+             return plan.quantize(tensor(x, x_bytes, type, std::move(x_strides)),
+                                  memory(codes, code_bytes), parameters(stored), seed,
+                                  host_of(host, threads));
+           })
+      .def("choose_params",
+           [](const bs::Plan& plan, uintptr_t x, size_t x_bytes, int type,
+              std::optional<Ints> x_strides, const Stored& stored, int host, int threads) {
+             const Unlocked unlocked(plan.size());
+             return plan.choose_params(tensor(x, x_bytes, type, std::move(x_strides)),
+                                       parameters(stored), host_of(host, threads));
+           })
+      .def("dequantize",
+           [](const bs::Plan& plan, uintptr_t codes, size_t code_bytes, uintptr_t y, size_t y_bytes,
+              int type, std::optional<Ints> y_strides, const Stored& stored, int host,
+              int threads) {
+             const Unlocked unlocked(plan.size());
+             plan.dequantize(memory(codes, code_bytes),
+                             tensor(y, y_bytes, type, std::move(y_strides)), parameters(stored),
+                             host_of(host, threads));
+           });
+
+  m.def("isa", [] {
+    const bs::Kernels* kernels = bs::kernels();
+    return std::string(kernels ? kernels->name : "");
+  });
+  m.def("available_isas", [] { return std::string(bs::available_isas()); });
+  m.def("choose_isa", [](const std::string& name) { return bs::choose_isa(name.c_str()); });
+  m.def("openmp_found", [] { return bs::openmp_found(); });
+  m.def("pool_threads", [] { return bs::pool_host(0).threads; });
+  m.def("openmp_threads", [] { return bs::openmp_host(0).threads; });
+}
