@@ -42,14 +42,18 @@ test: venv ## the tests, minutes
 test-full: venv ## the tests and the exhaustive sweeps
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not peer'
 
-test-peers: .venv-peers/.stamp ## compare with torchao, amd-quark, gguf themselves, in .venv-peers
-	.venv-peers/bin/python -m pytest -m peer
+# Quark compiles its op library when it is first imported: hence ninja in PATH and a place for the result.
+test-peers: .venv-peers/.stamp ## compare with torchao, amd-quark, TICO, ggml themselves, in .venv-peers
+	PATH="$(abspath .venv-peers/bin):$$PATH" TORCH_EXTENSIONS_DIR=$(abspath build/torch-extensions) \
+		BLOCKSCALE_REQUIRE_PEERS=1 .venv-peers/bin/python -m pytest -m peer tests/peers
 
+# amd-quark wants onnx <= 1.22 and much that its op library never imports: hence --no-deps.
 .venv-peers/.stamp: .venv/.stamp requirements-peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python $(PIP_INSTALL) $(BUILD_TOOLS)
 	.venv-peers/bin/python $(PIP_INSTALL) --no-build-isolation -C build-dir=build/peers \
 		-e '.[torch,onnx]' -r requirements-peers.txt
+	.venv-peers/bin/python $(PIP_INSTALL) --no-deps amd-quark==0.13
 	touch $@
 
 lint: venv ## style, types, layers, generated files

@@ -60,6 +60,32 @@ bs::Host host_of(int kind, int threads) {
   }
 }
 
+// Whether low <= v <= high for each of `count` integers, as unsigned differences: negative bounds of
+// signed integers work, and the bit patterns of positive floats are in order.
+template <class Unsigned>
+bool all_within(uintptr_t address, size_t count, int64_t low, int64_t high) {
+  const auto* values = reinterpret_cast<const Unsigned*>(address);
+  const auto first = Unsigned(low);
+  const auto span = Unsigned(Unsigned(high) - first);
+  bool beyond = false;
+  for (size_t i = 0; i < count; ++i) beyond |= Unsigned(values[i] - first) > span;
+  return !beyond;
+}
+
+bool within(uintptr_t address, size_t count, int width, int64_t low, int64_t high) {
+  const Unlocked unlocked(int64_t(count) / 8);
+  switch (width) {
+    case 1:
+      return all_within<uint8_t>(address, count, low, high);
+    case 2:
+      return all_within<uint16_t>(address, count, low, high);
+    case 4:
+      return all_within<uint32_t>(address, count, low, high);
+    default:
+      throw std::invalid_argument("width: 1, 2 or 4 bytes");
+  }
+}
+
 struct Stored {
   uintptr_t scales = 0;
   size_t scale_bytes = 0;
@@ -78,6 +104,9 @@ bs::Parameters parameters(const Stored& s) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  // torch never lets go of the Python functions behind its operators, nor they of this module.
+  nb::set_leak_warnings(false);
+
   nb::class_<bs::NumberNames>(m, "Numbers")
       .def(nb::init<>())
       .def_rw("element", &bs::NumberNames::element)
@@ -160,6 +189,7 @@ NB_MODULE(_core, m) {
   });
   m.def("available_isas", [] { return std::string(bs::available_isas()); });
   m.def("choose_isa", [](const std::string& name) { return bs::choose_isa(name.c_str()); });
+  m.def("within", &within);
   m.def("openmp_found", [] { return bs::openmp_found(); });
   m.def("pool_threads", [] { return bs::pool_host(0).threads; });
   m.def("openmp_threads", [] { return bs::openmp_host(0).threads; });

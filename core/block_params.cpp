@@ -3,114 +3,90 @@
 #include <cstring>
 
 #include "half.h"
-#include "params.h"
 
 namespace bs {
 
 namespace {
 
-const float kNan = float_of(0x7fc00000);
-
-float read_scale(const Maker& maker, int64_t at) {
-  const Format& format = maker.numbers.scale_format();
-  if (format.bits == 8) return decode_scale(static_cast<const uint8_t*>(maker.stored.scales)[at], format);
-  if (format.bits == 32) return static_cast<const float*>(maker.stored.scales)[at];
-  const uint16_t bits = static_cast<const uint16_t*>(maker.stored.scales)[at];
-  return maker.numbers.scale == k_bf16 ? bfloat_to_float(bits) : half_to_float(bits);
-}
-
-void write_scale(const Maker& maker, int64_t at, float scale) {
+// Writes n float32 scales in stored form.
+void store_scales(const Maker& maker, const float* scale, size_t n, int64_t at) {
   if (maker.stored.scales == nullptr) return;
+  auto* halves = static_cast<uint16_t*>(maker.stored.scales) + at;
   switch (maker.numbers.scale) {
     case k_f32:
-      static_cast<float*>(maker.stored.scales)[at] = scale;
+      std::memcpy(static_cast<float*>(maker.stored.scales) + at, scale, n * sizeof(float));
       break;
     case k_bf16:
-      static_cast<uint16_t*>(maker.stored.scales)[at] = float_to_bfloat(scale);
+      for (size_t i = 0; i < n; ++i) halves[i] = float_to_bfloat(scale[i]);
       break;
     default:
-      static_cast<uint16_t*>(maker.stored.scales)[at] = float_to_half(scale);
+      for (size_t i = 0; i < n; ++i) halves[i] = float_to_half(scale[i]);
   }
 }
 
-void write_code(const Maker& maker, int64_t at, int code) {
-  if (maker.stored.scales != nullptr) static_cast<uint8_t*>(maker.stored.scales)[at] = uint8_t(code);
+uint8_t* codes_at(const Maker& maker, int64_t at) {
+  return maker.stored.scales == nullptr ? nullptr
+                                        : static_cast<uint8_t*>(maker.stored.scales) + at;
 }
 
-constexpr float kLift = 0x1p16f;
-
-// Parameters of block b from its multiplier and zero point.
-void set(const Numbers& numbers, ParamBuffer& buffer, size_t b, float scale, int32_t zero) {
+void note_overflow(const Maker& maker, ParamBuffer& buffer, size_t n) {
   const BlockParams p = buffer.params();
-  const Format& element = numbers.element_format();
-  const bool affine_fixed = numbers.family == Family::kAffine && element.kind == Kind::kFixed;
-  const float low = affine_fixed ? float(numbers.quant_min - zero)
-                    : element.kind == Kind::kFixed
-                        ? float(numbers.int_low) / float(1 << element.mantissa_bits)
-                        : -element.max;
-  const float high = affine_fixed ? float(numbers.quant_max - zero) : element.max;
-  p.scale[b] = scale;
-  p.low[b] = low;
-  p.high[b] = high;
-  p.zero[b] = zero;
-  if (multiplies(numbers)) {
-    p.factor[b] = 1.0f / scale;  // exact in MX: a power of two, 2^-127 … 2^127
-  } else {
-    p.factor[b] = scale == 0 ? float_of(kInfBits) : scale;  // x / Inf: a zero with the sign of x
-  }
-  const float reach = high > -low ? high : -low;
-  buffer.overflows |= double(reach) * double(scale) > double(kFloatMax);
+  buffer.overflows = maker.kernels.overflows(p.scale, p.low, p.high, n);
 }
 
-// MX: the block's exponent s, if it is not spoilt.
-void set_mx(const Maker& maker, ParamBuffer& buffer, size_t b, int64_t at, int s) {
-  const bool spoilt = spoils(buffer.extremes().amax[b], maker.numbers.nonfinite);
-  write_code(maker, at, spoilt ? kE8m0Nan : s + 127);
-  const bool lifted = s < -127;
-  buffer.lifted |= lifted;
-  buffer.lift()[b] = lifted ? kLift : 1;
-  set(maker.numbers, buffer, b, spoilt ? kNan : power_of_two(lifted ? s + 16 : s), 0);
+void finish_affine(const Maker& maker, ParamBuffer& buffer, size_t n) {
+  const BlockParams p = buffer.params();
+  maker.kernels.affine_params(maker.numbers, n, p.scale, p.zero, p.factor, p.low, p.high);
+  note_overflow(maker, buffer, n);
 }
 
-// Two levels: x is divided by f32(b · t), or multiplied by f32(f32(1 / t) / b).
-void set_tensor_scaled(const Maker& maker, ParamBuffer& buffer, size_t b, uint8_t code) {
-  const float value = decode_scale(code, maker.numbers.scale_format());
-  const float t = maker.stored.tensor_scale;
-  set(maker.numbers, buffer, b, value * t, 0);
-  if (maker.numbers.reciprocal) {
-    const float inverse = 1.0f / t / value;
-    buffer.params().factor[b] = value * t == 0 ? 0 : inverse;
-  }
+// From exponents that stand in the buffer.
+void finish_mx(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at) {
+  const BlockParams p = buffer.params();
+  const int32_t* s = buffer.exponents();
+  maker.kernels.mx_params(maker.numbers, buffer.extremes().amax, s, n, p.factor, p.scale,
+                          buffer.lift(), codes_at(maker, at));
+  int32_t least = 0;
+  for (size_t i = 0; i < n; ++i) least = s[i] < least ? s[i] : least;
+  buffer.lifted = least < -127;
+  note_overflow(maker, buffer, n);
 }
 
 }  // namespace
 
-ParamBuffer::ParamBuffer(size_t n) : memory_(n * 4 + n * 6) {
-  auto* words = reinterpret_cast<unsigned char*>(memory_.data() + n * 6);
-  auto take = [&words, n] {
-    unsigned char* at = words;
-    words += n * 4;
-    return at;
-  };
+ParamBuffer::ParamBuffer(const Numbers& numbers, size_t capacity)
+    : n_((capacity + 15) / 16 * 16),
+      memory_(n_ * (kArrays + (numbers.rule == Rule::kMse ? 12 : 0))) {
+  uint32_t* at = memory_.data();
+  auto take = [&at, this] { return std::exchange(at, at + n_); };
   params_.factor = reinterpret_cast<float*>(take());
   params_.scale = reinterpret_cast<float*>(take());
   params_.low = reinterpret_cast<float*>(take());
   params_.high = reinterpret_cast<float*>(take());
   params_.zero = reinterpret_cast<int32_t*>(take());
-  extremes_.amax = reinterpret_cast<uint32_t*>(take());
-  extremes_.negative = reinterpret_cast<uint32_t*>(take());
+  extremes_.amax = take();
+  extremes_.negative = take();
+  exponents_ = reinterpret_cast<int32_t*>(take());
   lift_ = reinterpret_cast<float*>(take());
-  candidates_ = memory_.data();
-  sums_ = memory_.data() + n * 3;
+  codes_ = reinterpret_cast<uint8_t*>(take());
+  if (numbers.rule == Rule::kMse) {
+    candidates_ = reinterpret_cast<double*>(at);
+    sums_ = candidates_ + 3 * n_;
+  }
+  // Limits that no zero point shifts are the same in every block.
+  const Format& element = numbers.element_format();
+  const bool fixed = element.kind == Kind::kFixed;
+  const float step = 1.0f / float(1 << element.mantissa_bits);
+  for (size_t i = 0; i < n_; ++i) {
+    params_.low[i] = fixed ? float(numbers.int_low) * step : -element.max;
+    params_.high[i] = element.max;
+    params_.zero[i] = 0;
+  }
 }
 
 BlockParams ParamBuffer::params_from(size_t block) const {
   return {params_.factor + block, params_.scale + block, params_.low + block, params_.high + block,
           params_.zero + block};
-}
-
-Extremes ParamBuffer::extremes_from(size_t block) const {
-  return {extremes_.amax + block, extremes_.negative + block};
 }
 
 void ParamBuffer::clear_extremes(size_t blocks) {
@@ -122,38 +98,54 @@ size_t scale_size(const Numbers& numbers) { return size_t(numbers.scale_format()
 
 void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at) {
   const Numbers& numbers = maker.numbers;
+  const Kernels& kernels = maker.kernels;
+  const BlockParams p = buffer.params();
   const Extremes e = buffer.extremes();
-  for (size_t b = 0; b < n; ++b) {
-    const int64_t to = at + int64_t(b);
-    if (numbers.family == Family::kAffine) {
-      const Affine affine = affine_of(e.negative[b], e.amax[b], numbers, maker.x_type);
-      write_scale(maker, to, affine.scale);
-      if (maker.stored.zero_points != nullptr) maker.stored.zero_points[to] = affine.zero_point;
-      set(numbers, buffer, b, affine.scale, affine.zero_point);
-    } else if (numbers.family == Family::kMx) {
-      set_mx(maker, buffer, b, to, mx_exponent(e.amax[b], numbers));
-    } else {
-      const Format& format = numbers.scale_format();
-      const bool spoilt = spoils(e.amax[b], numbers.nonfinite);
+  switch (numbers.family) {
+    case Family::kMx:
+      kernels.mx_exponents(numbers, e.amax, n, buffer.exponents());
+      finish_mx(maker, buffer, n, at);
+      break;
+    case Family::kTensorScaled: {
+      uint8_t* codes = codes_at(maker, at);
+      if (codes == nullptr) codes = buffer.codes();
       const float t = maker.stored.tensor_scale;
-      const int code = spoilt ? (1 << (format.bits - 1)) - 1
-                              : tensor_scaled_code(e.amax[b], t, numbers);
-      write_code(maker, to, code);
-      set_tensor_scaled(maker, buffer, b, uint8_t(code));
+      kernels.tensor_scaled_codes(numbers, e.amax, n, t, codes);
+      kernels.tensor_scaled_params(numbers, codes, n, t, p.factor, p.scale);
+      note_overflow(maker, buffer, n);
+      break;
     }
+    case Family::kAffine:
+      kernels.affine_scales(numbers, e.negative, e.amax, n, maker.x_type, p.scale, p.zero);
+      store_scales(maker, p.scale, n, at);
+      if (maker.stored.zero_points != nullptr) {
+        std::memcpy(maker.stored.zero_points + at, p.zero, n * sizeof(int32_t));
+      }
+      finish_affine(maker, buffer, n);
   }
 }
 
 void params_from_stored(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at) {
-  for (size_t b = 0; b < n; ++b) {
-    const int64_t from = at + int64_t(b);
-    if (maker.numbers.family == Family::kTensorScaled) {
-      set_tensor_scaled(maker, buffer, b, static_cast<const uint8_t*>(maker.stored.scales)[from]);
-      continue;
-    }
-    const int32_t zero = maker.stored.zero_points ? maker.stored.zero_points[from] : 0;
-    set(maker.numbers, buffer, b, read_scale(maker, from), zero);
+  const Numbers& numbers = maker.numbers;
+  const BlockParams p = buffer.params();
+  const auto* scales = static_cast<const uint8_t*>(maker.stored.scales);
+  scales += size_t(at) * scale_size(numbers);
+  if (numbers.family == Family::kTensorScaled) {
+    maker.kernels.tensor_scaled_params(numbers, scales, n, maker.stored.tensor_scale, p.factor,
+                                       p.scale);
+    note_overflow(maker, buffer, n);
+    return;
   }
+  maker.kernels.stored_scales(numbers, scales, n, p.scale);
+  if (numbers.family == Family::kMx) {
+    for (size_t b = 0; b < n; ++b) p.factor[b] = 1.0f / p.scale[b];  // exact
+    note_overflow(maker, buffer, n);
+    return;
+  }
+  if (maker.stored.zero_points != nullptr) {
+    std::memcpy(p.zero, maker.stored.zero_points + at, n * sizeof(int32_t));
+  }
+  finish_affine(maker, buffer, n);
 }
 
 namespace {
@@ -162,12 +154,12 @@ constexpr int kSteps[] = {0, 1, -1};
 }  // namespace
 
 void mse_candidates(const Maker& maker, ParamBuffer& buffer, size_t n) {
+  maker.kernels.mx_exponents(maker.numbers, buffer.extremes().amax, n, buffer.exponents());
   for (size_t b = 0; b < n; ++b) {
-    const uint32_t amax = buffer.extremes().amax[b];
-    const int floor = mx_exponent(amax, maker.numbers);
-    for (int i = 0; i < 3; ++i) {
-      buffer.candidates()[3 * b + size_t(i)] = power_of_two(clamped(floor + kSteps[i]));
-      buffer.sums()[3 * b + size_t(i)] = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      const int s = clamped(buffer.exponents()[b] + kSteps[i]);
+      buffer.candidates()[3 * b + i] = double(power_of_two(s));
+      buffer.sums()[3 * b + i] = 0;
     }
   }
 }
@@ -178,9 +170,15 @@ void mse_choose(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at) {
     for (size_t i = 1; i < 3; ++i) {
       if (buffer.sums()[3 * b + i] < buffer.sums()[3 * b + best]) best = i;
     }
-    const int floor = mx_exponent(buffer.extremes().amax[b], maker.numbers);
-    set_mx(maker, buffer, b, at + int64_t(b), clamped(floor + kSteps[best]));
+    buffer.exponents()[b] = clamped(buffer.exponents()[b] + kSteps[best]);
   }
+  finish_mx(maker, buffer, n, at);
+}
+
+float tensor_scale_of(uint32_t amax, const Numbers& numbers) {
+  if (amax == 0) return 1;
+  const float t = float_of(amax) / (numbers.scale_format().max * numbers.element_format().max);
+  return t > 0x1p-149f ? t : 0x1p-149f;
 }
 
 }  // namespace bs

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "engine.h"
@@ -15,19 +16,22 @@ struct Extremes {
   uint32_t* negative;  // greatest magnitude below 0
 };
 
-inline bool two_sided(const Numbers& n) { return n.family == Family::kAffine; }
+inline bool two_sided(const Numbers& n) {
+  return n.family == Family::kAffine && n.rule != Rule::kSymmetric;
+}
 
 // Room for `capacity` blocks.
 class ParamBuffer {
  public:
-  explicit ParamBuffer(size_t capacity);
+  ParamBuffer(const Numbers& numbers, size_t capacity);
 
   BlockParams params() { return params_; }
   BlockParams params_from(size_t block) const;
   Extremes extremes() { return extremes_; }
-  Extremes extremes_from(size_t block) const;
+  int32_t* exponents() { return exponents_; }    // scale exponents of MX
   double* candidates() { return candidates_; }  // three a block: scales of the mse rule
   double* sums() { return sums_; }
+  uint8_t* codes() { return codes_; }
   void clear_extremes(size_t blocks);
 
   // By what the elements of a block are multiplied beforehand, and their results divided: 1, or 2^16 where
@@ -39,12 +43,17 @@ class ParamBuffer {
   bool overflows = false;
 
  private:
-  std::vector<double> memory_;
+  static constexpr size_t kArrays = 10;
+
+  size_t n_;
+  std::vector<uint32_t> memory_;
   BlockParams params_{};
   Extremes extremes_{};
+  int32_t* exponents_ = nullptr;
   double* candidates_ = nullptr;
   double* sums_ = nullptr;
   float* lift_ = nullptr;
+  uint8_t* codes_ = nullptr;
 };
 
 // What to know of a job to turn extremes or stored scales into parameters.
@@ -52,6 +61,7 @@ struct Maker {
   const Numbers& numbers;
   StoredParams stored;  // its pointers may be null: nothing is written
   TensorType x_type;
+  const Kernels& kernels;
 };
 
 // Blocks [0, n) of `buffer` from their extremes; stored form written from `at` on.
@@ -61,6 +71,9 @@ void params_from_stored(const Maker& maker, ParamBuffer& buffer, size_t n, int64
 // The three candidates of the mse rule from the extremes, and the choice among them.
 void mse_candidates(const Maker& maker, ParamBuffer& buffer, size_t n);
 void mse_choose(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at);
+
+// Tensor scale from the greatest finite magnitude.
+float tensor_scale_of(uint32_t amax_bits, const Numbers& numbers);
 
 // Bytes of one stored scale.
 size_t scale_size(const Numbers& numbers);

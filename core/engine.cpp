@@ -9,7 +9,6 @@
 #include "block_params.h"
 #include "cpu.h"
 #include "float_env.h"
-#include "params.h"
 
 namespace bs {
 
@@ -72,11 +71,18 @@ class Engine {
  public:
   Engine(const Job& job, What what, const Host& host)
       : job_(job), what_(what), host_(host), g_(job_.geometry), kernels_(*kernels()),
-        maker_{job_.numbers, job_.params, job_.x_type} {
+        maker_{job_.numbers, job_.params, job_.x_type, kernels_} {
+    if (job.numbers.family == Family::kAffine) counted_ = kFinite;
     if (job.numbers.nonfinite == Nonfinite::kPass) counted_ = kFinite;
     if (job.numbers.nonfinite == Nonfinite::kNanZero) counted_ = kInfBits;
     if (what == What::kFake) fake_ = kernels_.fake(job_.numbers);
     if (what == What::kCode) code_ = kernels_.code(job_.numbers);
+    // Pieces begin at blocks where blocks divide them; then scale and code can be had in one go.
+    const int64_t extent = g_.inner().extent;
+    if (job.scales == Scales::kChosen && extent > 1 && g_.rows() == 1 && kPiece % extent == 0) {
+      if (what == What::kFake) fused_fake_ = kernels_.fused_fake(job_.numbers);
+      if (what == What::kCode) fused_code_ = kernels_.fused_code(job_.numbers);
+    }
     if (what == What::kDecode) decode_ = kernels_.decode(job_.numbers);
     const size_t out_bytes = size_t(g_.size()) * sizeof(float);
     stream_ = (what == What::kFake || what == What::kDecode) && job_.y_type == TensorType::kF32 &&
@@ -84,8 +90,9 @@ class Engine {
   }
 
   float run() {
-    if (g_.size() == 0 && job_.numbers.family != Family::kAffine) return job_.params.tensor_scale;
     const bool chosen = job_.scales == Scales::kChosen;
+    const bool stores = what_ == What::kCode || what_ == What::kParams;
+    if (g_.size() == 0 && !(chosen && stores)) return job_.params.tensor_scale;
     if (chosen && job_.numbers.family == Family::kTensorScaled && !job_.tensor_scale_given) {
       find_tensor_scale();
     }
@@ -98,7 +105,7 @@ class Engine {
     const bool few = threads() > 1 && whole.count < 4 * threads();
     // `mse` sums a block in order, and the scales of `pass` have no stored form.
     const bool can = job_.numbers.rule != Rule::kMse && job_.numbers.nonfinite != Nonfinite::kPass;
-    if ((few || g_.size() == 0) && can) {
+    if (g_.size() == 0 || (few && can)) {  // blocks of no elements have scales all the same
       run_in_two_phases();
     } else {
       run_tiles(whole, true);
@@ -108,7 +115,7 @@ class Engine {
 
  private:
   struct Workspace {
-    explicit Workspace(size_t blocks) : params(blocks) {}
+    Workspace(const Numbers& numbers, size_t blocks) : params(numbers, blocks) {}
     ParamBuffer params;
     alignas(64) float x[kPiece];
     alignas(64) float y[kPiece];
@@ -156,7 +163,7 @@ class Engine {
   std::vector<std::unique_ptr<Workspace>> workspaces(const Tiling& t) {
     const int64_t n = std::min<int64_t>(threads(), std::max<int64_t>(t.count, 1));
     std::vector<std::unique_ptr<Workspace>> all;
-    for (int64_t i = 0; i < n; ++i) all.push_back(std::make_unique<Workspace>(t.blocks));
+    for (int64_t i = 0; i < n; ++i) all.push_back(std::make_unique<Workspace>(job_.numbers, t.blocks));
     return all;
   }
 
@@ -184,7 +191,9 @@ class Engine {
         place(t, i, tile);
         w.params.overflows = false;
         w.params.lifted = false;
-        if (choose) {
+        if (fused_fake_ != nullptr || fused_code_ != nullptr) {
+          // the kernels choose
+        } else if (choose) {
           choose_for(tile, w);
         } else {
           params_from_stored(maker_, w.params, tile.blocks, tile.at);
@@ -249,9 +258,9 @@ class Engine {
   }
 
   void encode(const Tile& tile, Workspace& w) {
-    for_pieces(tile, w, [&](Piece& piece, size_t, const Offset& row, int64_t column) {
+    for_pieces(tile, w, [&](Piece& piece, size_t block, const Offset& row, int64_t column) {
       if (what_ == What::kFake) put_values(piece, row, column, w);
-      if (what_ == What::kCode) put_codes(piece, row, column, w);
+      if (what_ == What::kCode) put_codes(piece, row, column, tile.at + int64_t(block), w);
       if (what_ == What::kDecode) put_decoded(piece, row, column, w);
     });
   }
@@ -268,7 +277,9 @@ class Engine {
   void put_values(const Piece& piece, const Offset& row, int64_t column, Workspace& w) {
     unsigned char* to = output(row, column);
     float* out = writes_directly() ? reinterpret_cast<float*>(to) : w.y;
-    if (w.params.lifted) {
+    if (fused_fake_ != nullptr) {
+      fused_fake_(piece, job_.numbers, out);
+    } else if (w.params.lifted) {
       fake_lifted(piece, out, w);
     } else {
       fake_(piece, job_.numbers, out);
@@ -320,10 +331,15 @@ class Engine {
     for (size_t i = 0; i < n; ++i) y[i] = y[i] >= limit ? infinity : y[i] <= -limit ? -infinity : y[i];
   }
 
-  void put_codes(const Piece& piece, const Offset& row, int64_t column, Workspace& w) {
+  void put_codes(const Piece& piece, const Offset& row, int64_t column, int64_t block,
+                 Workspace& w) {
     const int bits = job_.numbers.element_format().stored_bits();
     unsigned char* to = static_cast<unsigned char*>(job_.y) + code_bytes(row.y + column * bits);
-    if (bits == 16) {
+    if (fused_code_ != nullptr) {
+      auto* scales = static_cast<uint8_t*>(maker_.stored.scales) + block;
+      fused_code_(piece, job_.numbers, bits == 8 ? to : w.codes, scales);
+      if (bits < 8) kernels_.pack(w.codes, piece.size, bits, to);
+    } else if (bits == 16) {
       code_(piece, job_.numbers, nullptr, reinterpret_cast<uint16_t*>(to));
     } else if (bits == 8) {
       code_(piece, job_.numbers, to, nullptr);
@@ -350,7 +366,7 @@ class Engine {
   // Few large blocks: extremes first, by all threads; then parameters; then tiles of any form.
   void run_in_two_phases() {
     const auto blocks = size_t(g_.block_count());
-    ParamBuffer all(blocks);
+    ParamBuffer all(job_.numbers, blocks);
     all.clear_extremes(blocks);
     merge_extremes(all.extremes(), counted_, false);
     std::vector<unsigned char> scales;
@@ -419,6 +435,8 @@ class Engine {
   Maker maker_;
   FakeKernel fake_ = nullptr;
   CodeKernel code_ = nullptr;
+  FusedFakeKernel fused_fake_ = nullptr;
+  FusedCodeKernel fused_code_ = nullptr;
   DecodeKernel decode_ = nullptr;
   uint32_t counted_ = kMagnitude;  // larger magnitudes do not count for the scale
   bool stream_ = false;

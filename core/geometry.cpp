@@ -20,6 +20,7 @@ Geometry Geometry::make(std::span<const int64_t> shape, std::span<const int64_t>
     dim.x = x_strides.empty() ? dense : x_strides[size_t(i)];
     dim.y = y_strides.empty() ? y : y_strides[size_t(i)];
     dim.index = dense;
+    g.block_count_ *= block[size_t(i)] == 0 ? 1 : dim.blocks();
     dense *= dim.size;
     y = i == rank - 1 && row_bits != 0 ? row_bits : y * dim.size;
   }

@@ -42,7 +42,8 @@ class Geometry {
   int64_t size() const { return size_; }
   const Dim& inner() const { return inner_; }
   int64_t outer_blocks() const { return outer_blocks_; }
-  int64_t block_count() const { return outer_blocks_ * inner_.blocks(); }
+  // A whole dimension is one block even where it is empty.
+  int64_t block_count() const { return block_count_; }
   // Rows of the largest outer block.
   int64_t rows() const { return rows_; }
 
@@ -63,6 +64,7 @@ class Geometry {
   std::array<Dim, kMaxRank> dims_;
   Dim inner_{};
   int64_t size_ = 0;
+  int64_t block_count_ = 1;
   int64_t outer_blocks_ = 1;
   int64_t rows_ = 1;
 };

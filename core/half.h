@@ -8,9 +8,9 @@
 
 namespace bs {
 
-static inline float bfloat_to_float(uint16_t h) { return float_of(uint32_t(h) << 16); }
+static BS_INLINE float bfloat_to_float(uint16_t h) { return float_of(uint32_t(h) << 16); }
 
-static inline uint16_t float_to_bfloat(float value) {
+static BS_INLINE uint16_t float_to_bfloat(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t rounded = (magnitude + 0x7fff + ((magnitude >> 16) & 1)) >> 16;
@@ -19,7 +19,7 @@ static inline uint16_t float_to_bfloat(float value) {
   return uint16_t(result | ((bits >> 16) & 0x8000));
 }
 
-static inline float half_to_float(uint16_t h) {
+static BS_INLINE float half_to_float(uint16_t h) {
   const uint32_t magnitude = h & 0x7fff;
   const uint32_t sign = uint32_t(h & 0x8000) << 16;
   // Subnormals: an exact product. Normals: exponents moved. Inf and NaN: exponent all ones.
@@ -30,7 +30,7 @@ static inline float half_to_float(uint16_t h) {
   return float_of((magnitude >= 0x7c00 ? special : finite) | sign);
 }
 
-static inline uint16_t float_to_half(float value) {
+static BS_INLINE uint16_t float_to_half(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t magnitude = bits & kMagnitude;
   // Below 2^-14: adding 0.5 leaves the float16 subnormal in the low bits, rounded half to even.

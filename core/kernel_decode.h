@@ -2,7 +2,7 @@
 
 // The value of a code on the element grid.
 template <int M, int EMIN>
-static inline float value_of(FloatElement<M, EMIN>, uint32_t code, int bits, Specials specials) {
+static BS_INLINE float value_of(FloatElement<M, EMIN>, uint32_t code, int bits, Specials specials) {
   const uint32_t sign = (code >> (bits - 1)) << 31;
   const uint32_t magnitude = code & ((1u << (bits - 1)) - 1);
   const float normal = float_of((magnitude << (23 - M)) + (uint32_t(EMIN - 1 + 127) << 23));
@@ -44,14 +44,14 @@ struct ElementOf<k_fp4_e2m1> {
 };
 
 template <bool kSaturate>
-static inline float saturated(float y) {
+static BS_INLINE float saturated(float y) {
   if constexpr (!kSaturate) return y;
   y = y > kFloatMax ? kFloatMax : y;
   return y < -kFloatMax ? -kFloatMax : y;
 }
 
 template <int ID, bool kSaturate>
-static inline float decoded_float(uint8_t code, float scale) {
+static BS_INLINE float decoded_float(uint8_t code, float scale) {
   constexpr Format format = kFormats[ID];
   using E = typename ElementOf<ID>::type;
   const float r = value_of(E{}, code, format.bits, format.specials);
@@ -63,7 +63,7 @@ static inline float decoded_float(uint8_t code, float scale) {
 }
 
 template <int ID, bool kSaturate>
-static inline void decode_run(const uint8_t* codes, size_t n, float scale, float* BS_RESTRICT out) {
+static BS_INLINE void decode_run(const uint8_t* codes, size_t n, float scale, float* BS_RESTRICT out) {
   for (size_t i = 0; i < n; ++i) out[i] = decoded_float<ID, kSaturate>(codes[i], scale);
 }
 
@@ -89,7 +89,7 @@ static void decode_float(const Piece& p, const Numbers&, const uint8_t* codes, c
 
 // step: the value of 1 (2^-6 in mxint8). Codes below `bits` bits arrive as bytes, sign not yet spread.
 template <class Code>
-static inline int32_t signed_value(Code code, int unused_bits, uint32_t flip) {
+static BS_INLINE int32_t signed_value(Code code, int unused_bits, uint32_t flip) {
   const uint32_t pattern = uint32_t(code) << unused_bits >> unused_bits;
   return int32_t(pattern ^ flip) - int32_t(flip);
 }

@@ -48,7 +48,23 @@ static void store_bf16(const float* from, void* to, ptrdiff_t stride, size_t n) 
 static void store_f16(const float* from, void* to, ptrdiff_t stride, size_t n) {
   auto* y = static_cast<uint16_t*>(to);
   if (stride == 1) {
-    for (size_t i = 0; i < n; ++i) y[i] = float_to_half(from[i]);
+    size_t i = 0;
+#if defined(__F16C__)
+    const __m256 top = _mm256_set1_ps(65504.0f), sign = _mm256_set1_ps(-0.0f);
+    const __m256 infinity = _mm256_set1_ps(float_of(kInfBits));
+    for (; i + 8 <= n; i += 8) {
+      const __m256 x = _mm256_loadu_ps(from + i);
+      const __m256 magnitude = _mm256_andnot_ps(sign, x);
+      // Beyond the range but finite; false for NaN.
+      const __m256 beyond = _mm256_and_ps(_mm256_cmp_ps(magnitude, top, _CMP_GT_OQ),
+                                          _mm256_cmp_ps(magnitude, infinity, _CMP_LT_OQ));
+      const __m256 largest = _mm256_or_ps(top, _mm256_and_ps(sign, x));
+      const __m256 kept = _mm256_blendv_ps(x, largest, beyond);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i),
+                       _mm256_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+#endif
+    for (; i < n; ++i) y[i] = float_to_half(from[i]);
   } else {
     for (size_t i = 0; i < n; ++i) y[ptrdiff_t(i) * stride] = float_to_half(from[i]);
   }

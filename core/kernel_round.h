@@ -14,18 +14,22 @@ struct FixedElement {
   static constexpr int kFraction = F;
 };
 
+// On bits: a comparison of floats here would keep the compiler from making vectors of divisions.
+static BS_INLINE float number_or_zero(float v) {
+  const uint32_t bits = bits_of(v);
+  return float_of((bits & kMagnitude) > kInfBits ? 0 : bits);
+}
+
 // A NaN becomes 0: the element of a block whose scale is given, or any element of a NaN block (whose
 // factor is NaN): the NaN scale then makes the value NaN, and the code stays 0.
 struct Multiply {
-  static float apply(float x, float factor) {
-    const float v = x * factor;
-    return v == v ? v : 0.0f;
+  static BS_INLINE float apply(float x, float factor) {
+    return number_or_zero(x * factor);
   }
 };
 struct Divide {
-  static float apply(float x, float factor) {
-    const float v = x / factor;
-    return v == v ? v : 0.0f;
+  static BS_INLINE float apply(float x, float factor) {
+    return number_or_zero(x / factor);
   }
 };
 
@@ -65,7 +69,7 @@ struct ByNoise {
   static constexpr bool kNoisy = true;
 };
 
-static inline uint32_t mask_of(bool condition) { return condition ? 0xffffffffu : 0u; }
+static BS_INLINE uint32_t mask_of(bool condition) { return condition ? 0xffffffffu : 0u; }
 
 struct Rounded {
   float value;  // on the grid, sign included
@@ -75,7 +79,7 @@ struct Rounded {
 // |v| and its rounding to a multiple of q, as value and as count of q; common to both element kinds.
 // `d` = |v| - r, exact.
 template <class R>
-static inline void settle(float& r, int32_t& k, float d, float q, uint32_t sign, const Ties& ties,
+static BS_INLINE void settle(float& r, int32_t& k, float d, float q, uint32_t sign, const Ties& ties,
                           uint32_t noise) {
   const float half = q * 0.5f;
   const uint32_t negative = uint32_t(int32_t(sign) >> 31);
@@ -97,13 +101,13 @@ static inline void settle(float& r, int32_t& k, float d, float q, uint32_t sign,
 }
 
 // The sign that a result of 0 has.
-static inline uint32_t sign_of_zero(float x, float v, const Ties& ties) {
+static BS_INLINE uint32_t sign_of_zero(float x, float v, const Ties& ties) {
   const uint32_t of_v = v == 0 ? ties.zero[1] : ties.zero[2];
   return bits_of(v) & kSign & (x == 0 ? ties.zero[0] : of_v);
 }
 
 template <class R, int M, int EMIN>
-static inline Rounded round_element(FloatElement<M, EMIN>, float x, float v, const Ties& ties,
+static BS_INLINE Rounded round_element(FloatElement<M, EMIN>, float x, float v, const Ties& ties,
                                     uint32_t noise) {
   const uint32_t bits = bits_of(v);
   uint32_t sign = bits & kSign;
@@ -127,7 +131,7 @@ static inline Rounded round_element(FloatElement<M, EMIN>, float x, float v, con
 }
 
 template <class R, int F>
-static inline Rounded round_element(FixedElement<F>, float x, float v, const Ties& ties,
+static BS_INLINE Rounded round_element(FixedElement<F>, float x, float v, const Ties& ties,
                                     uint32_t noise) {
   constexpr float anchor = 1.5f * float(1 << (23 - F));
   constexpr float q = 1.0f / float(1 << F);
@@ -147,11 +151,11 @@ static inline Rounded round_element(FixedElement<F>, float x, float v, const Tie
 
 // The code as it is stored. Float codes keep their sign apart (bit 30) until the width is known.
 template <int M, int EMIN>
-static inline uint32_t stored_code(FloatElement<M, EMIN>, int32_t code, int32_t, int sign_shift) {
+static BS_INLINE uint32_t stored_code(FloatElement<M, EMIN>, int32_t code, int32_t, int sign_shift) {
   return (uint32_t(code) & 0xff) | ((uint32_t(code) >> 30) << sign_shift);
 }
 template <int F>
-static inline uint32_t stored_code(FixedElement<F>, int32_t code, int32_t zero, int) {
+static BS_INLINE uint32_t stored_code(FixedElement<F>, int32_t code, int32_t zero, int) {
   return uint32_t(code + zero);
 }
 

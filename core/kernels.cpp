@@ -22,206 +22,12 @@ namespace {
 // These need the elements of kernel_round.h.
 #include "kernel_decode.h"
 #include "kernel_error.h"
+// This the values of kernel_decode.h.
+#include "kernel_params.h"
+// And these all of the above.
+#include "kernel_encode.h"
+#include "kernel_fused.h"
 
-// --- the extremes of blocks
-// ---------------------------------------------------------------------------
-
-template <bool kAll>
-inline uint32_t magnitude_of(float x, uint32_t limit) {
-  const uint32_t magnitude = bits_of(x) & kMagnitude;
-  if constexpr (!kAll) return int32_t(magnitude) <= int32_t(limit) ? magnitude : 0;
-  return magnitude;
-}
-
-template <bool kAll>
-inline uint32_t amax_run(const float* x, size_t n, uint32_t limit) {
-  int32_t m = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const auto a = int32_t(magnitude_of<kAll>(x[i], limit));
-    m = a > m ? a : m;
-  }
-  return uint32_t(m);
-}
-
-// Calls run(first element, count, block index) for the part of each block that lies in the piece.
-template <class Run>
-inline void for_blocks(const Piece& p, Run run) {
-  size_t done = 0;
-  size_t block = 0;
-  size_t room = p.block - p.skip;
-  while (done < p.size) {
-    const size_t left = p.size - done;
-    const size_t n = left < room ? left : room;
-    run(done, n, block);
-    done += n;
-    room = p.block;
-    ++block;
-  }
-}
-
-template <bool kAll>
-void amax_of(const Piece& p, uint32_t limit, uint32_t* amax) {
-  if (p.across == Across::kColumns) {
-    for (size_t i = 0; i < p.size; ++i) {
-      const uint32_t a = magnitude_of<kAll>(p.x[i], limit);
-      amax[i] = int32_t(a) > int32_t(amax[i]) ? a : amax[i];
-    }
-    return;
-  }
-  for_blocks(p, [&](size_t start, size_t n, size_t b) {
-    const float* x = p.x + start;
-    const uint32_t a = n == 32   ? amax_run<kAll>(x, 32, limit)
-                       : n == 16 ? amax_run<kAll>(x, 16, limit)
-                                 : amax_run<kAll>(x, n, limit);
-    amax[b] = a > amax[b] ? a : amax[b];
-  });
-}
-
-void amax(const Piece& p, uint32_t limit, uint32_t* out) {
-  limit >= kMagnitude ? amax_of<true>(p, limit, out) : amax_of<false>(p, limit, out);
-}
-
-inline int32_t positive_part(uint32_t bits) {
-  const bool counts = int32_t(bits) > 0 && (bits & kInfBits) != kInfBits;
-  return counts ? int32_t(bits) : 0;
-}
-
-void extremes(const Piece& p, uint32_t* negative, uint32_t* positive) {
-  if (p.across == Across::kColumns) {
-    for (size_t i = 0; i < p.size; ++i) {
-      const auto up = uint32_t(positive_part(bits_of(p.x[i])));
-      const auto down = uint32_t(positive_part(bits_of(p.x[i]) ^ kSign));
-      positive[i] = int32_t(up) > int32_t(positive[i]) ? up : positive[i];
-      negative[i] = int32_t(down) > int32_t(negative[i]) ? down : negative[i];
-    }
-    return;
-  }
-  for_blocks(p, [&](size_t start, size_t n, size_t b) {
-    int32_t high = int32_t(positive[b]), low = int32_t(negative[b]);
-    for (size_t i = start; i < start + n; ++i) {
-      const int32_t up = positive_part(bits_of(p.x[i]));
-      const int32_t down = positive_part(bits_of(p.x[i]) ^ kSign);
-      high = up > high ? up : high;
-      low = down > low ? down : low;
-    }
-    positive[b] = uint32_t(high);
-    negative[b] = uint32_t(low);
-  });
-}
-
-// --- encoding
-// -----------------------------------------------------------------------------------------
-
-struct One {  // the parameters of one element
-  float factor, scale, low, high;
-  int32_t zero;
-};
-
-template <class E, class S, class R>
-inline Rounded encode_one(float x, const One& one, const Ties& ties, uint32_t noise) {
-  float v = S::apply(x, one.factor);
-  v = v > one.high ? one.high : v;  // the limits are on the grid, so this may come first
-  v = v < one.low ? one.low : v;
-  return round_element<R>(E{}, x, v, ties, noise);
-}
-
-// A run of elements of one block.
-template <class E, class S, class R>
-inline void fake_run(const float* x, size_t n, One one, const Ties& ties, const uint32_t* noise,
-                     float* BS_RESTRICT out) {
-  for (size_t i = 0; i < n; ++i) {
-    out[i] = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0).value * one.scale;
-  }
-}
-
-template <class E, class S, class R, class Out>
-inline void code_run(const float* x, size_t n, One one, const Ties& ties, const uint32_t* noise,
-                     int shift, Out* BS_RESTRICT out) {
-  for (size_t i = 0; i < n; ++i) {
-    const Rounded r = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0);
-    out[i] = Out(stored_code(E{}, r.code, one.zero, shift));
-  }
-}
-
-inline One one_of(const BlockParams& p, size_t b) {
-  return {p.factor[b], p.scale[b], p.low[b], p.high[b], p.zero[b]};
-}
-
-template <class R>
-inline const uint32_t* noise_of(const Piece& p, uint32_t* buffer) {
-  if constexpr (R::kNoisy) fill_noise(p.index, p.seed, p.size, buffer);
-  return buffer;
-}
-
-template <class R>
-inline constexpr size_t kNoiseSize = R::kNoisy ? kPiece : 1;
-
-template <class E, class S, class R>
-void fake(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out) {
-  uint32_t buffer[kNoiseSize<R>];
-  const uint32_t* noise = noise_of<R>(p, buffer);
-  const Ties ties = ties_of(numbers);
-  const float* x = p.x;
-  if (p.across == Across::kColumns) {
-    const BlockParams& q = p.params;
-    for (size_t i = 0; i < p.size; ++i) {
-      const One one{q.factor[i], q.scale[i], q.low[i], q.high[i], 0};
-      out[i] = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0).value * one.scale;
-    }
-    return;
-  }
-  for_blocks(p, [&](size_t s, size_t n, size_t b) {
-    const One one = one_of(p.params, b);
-    const uint32_t* z = R::kNoisy ? noise + s : noise;
-    if (n == 32) {
-      fake_run<E, S, R>(x + s, 32, one, ties, z, out + s);
-    } else if (n == 16) {
-      fake_run<E, S, R>(x + s, 16, one, ties, z, out + s);
-    } else {
-      fake_run<E, S, R>(x + s, n, one, ties, z, out + s);
-    }
-  });
-}
-
-template <class E, class S, class R, class Out>
-void code_to(const Piece& p, const Numbers& numbers, Out* BS_RESTRICT out) {
-  uint32_t buffer[kNoiseSize<R>];
-  const uint32_t* noise = noise_of<R>(p, buffer);
-  const Ties ties = ties_of(numbers);
-  const int shift = numbers.element_format().bits - 1;
-  const float* x = p.x;
-  if (p.across == Across::kColumns) {
-    const BlockParams& q = p.params;
-    for (size_t i = 0; i < p.size; ++i) {
-      const One one{q.factor[i], 0, q.low[i], q.high[i], q.zero[i]};
-      const Rounded r = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0);
-      out[i] = Out(stored_code(E{}, r.code, one.zero, shift));
-    }
-    return;
-  }
-  for_blocks(p, [&](size_t s, size_t n, size_t b) {
-    const One one = one_of(p.params, b);
-    const uint32_t* z = R::kNoisy ? noise + s : noise;
-    if (n == 32) {
-      code_run<E, S, R>(x + s, 32, one, ties, z, shift, out + s);
-    } else if (n == 16) {
-      code_run<E, S, R>(x + s, 16, one, ties, z, shift, out + s);
-    } else {
-      code_run<E, S, R>(x + s, n, one, ties, z, shift, out + s);
-    }
-  });
-}
-
-template <class E, class S, class R>
-void code(const Piece& p, const Numbers& numbers, uint8_t* out, uint16_t* wide) {
-  if constexpr (std::is_same_v<E, FixedElement<0>>) {
-    if (numbers.element_format().bits > 8) return code_to<E, S, R>(p, numbers, wide);
-  }
-  code_to<E, S, R>(p, numbers, out);
-}
-
-// --- choosing
-// -----------------------------------------------------------------------------------------
 
 template <class E, class S>
 struct Fake {
@@ -239,6 +45,20 @@ struct Code {
     return code<E, S, ByTies>;
   }
 };
+
+// Of the fused kernels only those with block scales exist.
+template <class E>
+FusedFakeKernel fused_fake_of(const Numbers& numbers) {
+  if (rounds_plainly(numbers)) return fused_fake<E, HalfEven>;
+  if (numbers.rounding == Rounding::kStochastic) return fused_fake<E, ByNoise>;
+  return fused_fake<E, ByTies>;
+}
+template <class E>
+FusedCodeKernel fused_code_of(const Numbers& numbers) {
+  if (rounds_plainly(numbers)) return fused_code<E, HalfEven>;
+  if (numbers.rounding == Rounding::kStochastic) return fused_code<E, ByNoise>;
+  return fused_code<E, ByTies>;
+}
 
 template <template <class, class> class Table, class E>
 auto by_scaling(const Numbers& numbers) {
@@ -279,6 +99,38 @@ BS_IS(mxint8, 6, 0);
 FakeKernel fake_kernel(const Numbers& numbers) { return by_element<Fake>(numbers); }
 CodeKernel code_kernel(const Numbers& numbers) { return by_element<Code>(numbers); }
 
+template <class Choose>
+auto by_mx_element(const Numbers& numbers, Choose choose) {
+  switch (numbers.element) {
+    case k_fp8_e4m3:
+      return choose(FloatElement<3, -6>{});
+    case k_fp8_e5m2:
+      return choose(FloatElement<2, -14>{});
+    case k_fp6_e3m2:
+      return choose(FloatElement<2, -2>{});
+    case k_fp6_e2m3:
+      return choose(FloatElement<3, 0>{});
+    case k_fp4_e2m1:
+      return choose(FloatElement<1, 0>{});
+    default:
+      return choose(FixedElement<6>{});
+  }
+}
+
+bool can_fuse(const Numbers& numbers) {
+  return numbers.family == Family::kMx && numbers.rule != Rule::kMse &&
+         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates;
+}
+
+FusedFakeKernel fused_fake_kernel(const Numbers& numbers) {
+  if (!can_fuse(numbers)) return nullptr;
+  return by_mx_element(numbers, [&](auto e) { return fused_fake_of<decltype(e)>(numbers); });
+}
+FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
+  if (!can_fuse(numbers)) return nullptr;
+  return by_mx_element(numbers, [&](auto e) { return fused_code_of<decltype(e)>(numbers); });
+}
+
 #define BS_STRING_(x) #x
 #define BS_STRING(x) BS_STRING_(x)
 
@@ -292,9 +144,19 @@ constexpr Kernels kTable = {
     errors,
     fake_kernel,
     code_kernel,
+    fused_fake_kernel,
+    fused_code_kernel,
     decode_kernel,
     pack,
     unpack,
+    mx_exponents,
+    mx_params,
+    tensor_scaled_codes,
+    tensor_scaled_params,
+    affine_scales,
+    affine_params,
+    stored_scales,
+    overflows,
 };
 
 }  // namespace

@@ -40,6 +40,9 @@ struct Piece {
 using FakeKernel = void (*)(const Piece&, const Numbers&, float* out);
 // Codes of 8 bits or fewer as bytes, wider ones as 16-bit integers: `wide`.
 using CodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uint16_t* wide);
+// Choose the scales of whole blocks and use them at once; `scales` gets their bytes.
+using FusedFakeKernel = void (*)(const Piece&, const Numbers&, float* out);
+using FusedCodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uint8_t* scales);
 using DecodeKernel = void (*)(const Piece&, const Numbers&, const uint8_t* codes,
                               const uint16_t* wide, float* out);
 
@@ -60,10 +63,28 @@ struct Kernels {
 
   FakeKernel (*fake)(const Numbers&);
   CodeKernel (*code)(const Numbers&);
+  FusedFakeKernel (*fused_fake)(const Numbers&);  // null where the numbers have none
+  FusedCodeKernel (*fused_code)(const Numbers&);
   DecodeKernel (*decode)(const Numbers&);
 
   void (*pack)(const uint8_t* codes, size_t n, int bits, uint8_t* out);
   void (*unpack)(const uint8_t* packed, size_t n, int bits, uint8_t* codes);
+
+  // Parameters of n blocks, see kernel_params.h.
+  void (*mx_exponents)(const Numbers&, const uint32_t* amax, size_t n, int32_t* s);
+  void (*mx_params)(const Numbers&, const uint32_t* amax, const int32_t* s, size_t n, float* factor,
+                    float* scale, float* lift, uint8_t* codes);
+  void (*tensor_scaled_codes)(const Numbers&, const uint32_t* amax, size_t n, float t,
+                              uint8_t* codes);
+  void (*tensor_scaled_params)(const Numbers&, const uint8_t* codes, size_t n, float t,
+                               float* factor, float* scale);
+  void (*affine_scales)(const Numbers&, const uint32_t* negative, const uint32_t* positive,
+                        size_t n, TensorType type, float* scale, int32_t* zero);
+  void (*affine_params)(const Numbers&, size_t n, const float* scale, const int32_t* zero,
+                        float* factor, float* low, float* high);
+  void (*stored_scales)(const Numbers&, const void* from, size_t n, float* scale);
+  // Whether a value of these blocks may overflow float32.
+  bool (*overflows)(const float* scale, const float* low, const float* high, size_t n);
 };
 
 // The best set that this machine has, or the one that BLOCKSCALE_ISA names. Null where it names one

@@ -8,8 +8,13 @@
 
 #if defined(_MSC_VER)
 #define BS_RESTRICT __restrict
+#define BS_INLINE __forceinline
+#define BS_INLINE_LAMBDA
 #else
 #define BS_RESTRICT __restrict__
+// Loops become vectors only if all that they call is inlined.
+#define BS_INLINE inline __attribute__((always_inline))
+#define BS_INLINE_LAMBDA __attribute__((always_inline))
 #endif
 
 namespace bs {
@@ -87,8 +92,8 @@ inline bool spoils(uint32_t amax, Nonfinite nonfinite) {
   return amax > kInfBits || (amax == kInfBits && nonfinite != Nonfinite::kInfLarge);
 }
 
-inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+BS_INLINE float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+BS_INLINE uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 // 2^e for -149 <= e <= 127.
 inline float power_of_two(int e) {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from blockscale.numerics.arrays import Array, NumpyArrays
+from blockscale.numerics.arrays import Array, Arrays
 from blockscale.numerics.layout import Layout
 
 
-def blocks_of(xp: NumpyArrays, x: Array, layout: Layout) -> Array:
+def blocks_of(xp: Arrays, x: Array, layout: Layout) -> Array:
     """[*scale_shape, n]: each block's elements in row-major order, short blocks padded with zeros."""
     grid = layout.scale_shape
     extents = tuple(n if b == 0 else b for n, b in zip(layout.shape, layout.block, strict=True))
@@ -22,7 +22,7 @@ def blocks_of(xp: NumpyArrays, x: Array, layout: Layout) -> Array:
     return xp.transpose(x.reshape(pairs), order).reshape(*grid, math.prod(extents))
 
 
-def per_element(xp: NumpyArrays, p: Array, layout: Layout) -> Array:
+def per_element(xp: Arrays, p: Array, layout: Layout) -> Array:
     """Spread one value a block (shape scale_shape) over the shape of the tensor."""
     for axis, (n, b) in enumerate(zip(layout.shape, layout.block, strict=True)):
         if b != 1:

@@ -6,9 +6,9 @@ Arguments are taken as valid; `blockscale.ops` checks them for users.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from blockscale.numerics.arrays import NUMPY, Array, NumpyArrays
+from blockscale.numerics.arrays import NUMPY, Array, Arrays
 from blockscale.numerics.blocking import blocks_of, per_element
 from blockscale.numerics.formats import FORMATS, format_named
 from blockscale.numerics.layout import Layout
@@ -38,7 +38,7 @@ class Params:
 
 def choose_params(
     x: Array, layout: Layout, tensor_format: str = "f32", tensor_scale: Array | None = None,
-    xp: NumpyArrays = NUMPY,
+    xp: Arrays = NUMPY,
 ) -> Params:  # fmt: skip
     """Scales, zero points and tensor scale from the data, by the rule of the layout."""
     numbers = layout.numbers
@@ -79,7 +79,7 @@ def choose_params(
 
 def quantize(
     x: Array, layout: Layout, params: Params | None = None, *, tensor_format: str = "f32",
-    tensor_scale: Array | None = None, seed: int = 0, xp: NumpyArrays = NUMPY,
+    tensor_scale: Array | None = None, seed: int = 0, xp: Arrays = NUMPY,
 ) -> tuple[Array, Params]:  # fmt: skip
     """Codes (int64, unpacked: bit patterns of floats, signed integers) and the parameters."""
     if params is None:
@@ -97,7 +97,7 @@ def quantize(
 
 def dequantize(
     codes: Array, layout: Layout, params: Params, tensor_format: str = "f32",
-    xp: NumpyArrays = NUMPY,
+    xp: Arrays = NUMPY,
 ) -> Array:  # fmt: skip
     """Values of codes as an array of `tensor_format`; what overflows becomes the largest finite."""
     element = layout.numbers.element_format
@@ -111,7 +111,7 @@ def dequantize(
 
 def fake_quantize(
     x: Array, layout: Layout, params: Params | None = None, *, tensor_format: str = "f32",
-    tensor_scale: Array | None = None, seed: int = 0, xp: NumpyArrays = NUMPY,
+    tensor_scale: Array | None = None, seed: int = 0, xp: Arrays = NUMPY,
 ) -> Array:  # fmt: skip
     """dequantize(quantize(x)) without the codes; in dialects that have none, the definition."""
     if params is None:
@@ -123,7 +123,7 @@ def fake_quantize(
     return y
 
 
-def _on_grid(x: Array, layout: Layout, params: Params, seed: int, xp: NumpyArrays) -> Array:
+def _on_grid(x: Array, layout: Layout, params: Params, seed: int, xp: Arrays) -> Array:
     """x / scale, rounded and saturated: float64 on the element grid, NaN in a NaN block.
 
     With a zero point the range is shifted, so that 0 is 0.
@@ -145,7 +145,8 @@ def _on_grid(x: Array, layout: Layout, params: Params, seed: int, xp: NumpyArray
         else:
             v = xp.divide(xp.f32(x), xp.f32(per_element(xp, scale, layout)))
         zero = per_element(xp, scale == 0, layout)
-        v = xp.where(zero, xp.copysign(xp.zeros_like(x), x), xp.f64(v))
+        signed = xp.where(xp.isfinite(x), x, xp.zeros_like(x))  # Inf times 0 is no number: +0
+        v = xp.where(zero, xp.copysign(xp.zeros_like(x), signed), xp.f64(v))
     low, high = limits(layout, params, xp)
     v = xp.where(xp.isnan(v) | spoilt, xp.zeros_like(v), v)
     underflows = xp.f32(v) == 0
@@ -161,7 +162,7 @@ def _on_grid(x: Array, layout: Layout, params: Params, seed: int, xp: NumpyArray
     return xp.where(spoilt, xp.zeros_like(r) + float("nan"), r)
 
 
-def limits(layout: Layout, params: Params, xp: NumpyArrays) -> tuple[Array, Array]:
+def limits(layout: Layout, params: Params, xp: Arrays) -> tuple[Array, Array]:
     """Least and greatest grid value, relative to the zero point; broadcastable to the shape."""
     numbers = layout.numbers
     element = numbers.element_format
@@ -177,7 +178,7 @@ def limits(layout: Layout, params: Params, xp: NumpyArrays) -> tuple[Array, Arra
     return low - zero, high - zero
 
 
-def effective_scale(layout: Layout, params: Params, xp: NumpyArrays) -> Array:
+def effective_scale(layout: Layout, params: Params, xp: Arrays) -> Array:
     """float64 multiplier of each block, as dequantize uses it (NaN for a NaN block)."""
     scale = layout.numbers.scale_format
     if scale.kind == "exponent":
@@ -190,7 +191,7 @@ def effective_scale(layout: Layout, params: Params, xp: NumpyArrays) -> Array:
     return xp.f64(xp.f32(b * xp.f64(params.tensor_scale)))
 
 
-def _inverse_scale(layout: Layout, params: Params, xp: NumpyArrays) -> Array:
+def _inverse_scale(layout: Layout, params: Params, xp: Arrays) -> Array:
     """f32(1 / scale), or f32(f32(1 / t) / b) under a tensor scale t."""
     if params.tensor_scale is None:
         scale = xp.f32(effective_scale(layout, params, xp))
@@ -201,15 +202,13 @@ def _inverse_scale(layout: Layout, params: Params, xp: NumpyArrays) -> Array:
     return xp.divide(xp.divide(xp.f32(xp.f64(t) * 0 + 1), t), b)
 
 
-def _scaled(r: Array, layout: Layout, params: Params, xp: NumpyArrays) -> Array:
+def _scaled(r: Array, layout: Layout, params: Params, xp: Arrays) -> Array:
     """f32(r · scale), as float64."""
     y = r * per_element(xp, effective_scale(layout, params, xp), layout)
     return xp.f64(xp.f32(y))
 
 
-def _output(
-    xp: NumpyArrays, y: Array, layout: Layout, tensor_format: str, finite: Array = True
-) -> Array:
+def _output(xp: Arrays, y: Array, layout: Layout, tensor_format: str, finite: Array = True) -> Array:
     """Round to the tensor format. What is finite before scaling saturates, unless the dialect's does not."""
     if layout.numbers.dialect_row.saturates:
         top = xp.zeros_like(y) + FORMATS[tensor_format].max
@@ -217,7 +216,7 @@ def _output(
     return xp.cast(y, tensor_format)
 
 
-def float_codes(xp: NumpyArrays, r: Array, name: str) -> Array:
+def float_codes(xp: Arrays, r: Array, name: str) -> Array:
     """Bit patterns (int64) of values on the grid of a float format; 0 for NaN."""
     element = format_named(name)
     nan = xp.isnan(r)

@@ -152,6 +152,7 @@ _ROWS = (
         roundings=("half_zero",),
         default_rounding="half_zero",
         nonfinite="nan_zero",
+        saturates=False,
         float_zero=PLUS,
     ),
 )

@@ -1,8 +1,9 @@
 """How codes and scales follow the moves that bring new values or change them: pad, neg, abs, relu, × 2^k.
 
 Three things decide: what 0 is as a code, whether Q is odd (Q(-x) = -Q(x)) and whether a block can be NaN.
-A block with NaN has codes 0 throughout, and they decode to NaN. So zeros must not join a block that may be
-NaN, and the codes of floats cannot be negated there: -0 is another code than 0.
+A block with NaN has codes 0 throughout, and they decode to NaN. So a Q moves over zeros that join a short
+block, but a DQ does not, if the block may be NaN; and a Q of floats does not move over neg, since -0 is
+another code than 0.
 """
 
 from __future__ import annotations

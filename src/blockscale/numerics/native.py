@@ -25,6 +25,7 @@ from blockscale.errors import (
     ShapeError,
 )
 from blockscale.numerics.arrays import TENSOR_DTYPES
+from blockscale.numerics.arrays import Array as AnyArray
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers
 
@@ -36,18 +37,24 @@ _TYPES: dict[np.dtype[Any], int] = {TENSOR_DTYPES[name]: i for name, i in TYPE_I
 _ALLOWED_DTYPES = "float32, bfloat16 (of ml_dtypes) or float16; cast it first"
 
 
+# For the runtimes that call the core with their own memory and threads.
+CoreParams = _core.Stored
+openmp_found = _core.openmp_found
+within = _core.within
+
+
 @dataclass(frozen=True)
 class Stored:
-    """Codes are decoded with these: arrays of layout.scale_shape, in stored form.
+    """Codes are decoded with these: arrays (or torch tensors) of layout.scale_shape, in stored form.
 
     scales        uint8 (e8m0, fp8_e4m3) or the dtype of the scale format
     zero_points   int32, or None
     tensor_scale  float32 of shape (), or None
     """
 
-    scales: Array
-    zero_points: Array | None = None
-    tensor_scale: Array | None = None
+    scales: AnyArray
+    zero_points: AnyArray | None = None
+    tensor_scale: AnyArray | None = None
 
 
 def core_numbers(numbers: Numbers) -> _core.Numbers:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from blockscale.numerics.arrays import Array, NumpyArrays
+from blockscale.numerics.arrays import Array, Arrays
 from blockscale.numerics.formats import Format
 
 
-def quantum(xp: NumpyArrays, magnitude: Array, element: Format) -> Array:
+def quantum(xp: Arrays, magnitude: Array, element: Format) -> Array:
     """Spacing of the element grid at `magnitude` (its subnormals keep that of the first binade)."""
     exponent = xp.frexp(magnitude)[1] - 1
     smallest = xp.zeros_like(exponent) + element.emin
@@ -15,7 +15,7 @@ def quantum(xp: NumpyArrays, magnitude: Array, element: Format) -> Array:
 
 
 def round_to_grid(
-    xp: NumpyArrays,
+    xp: Arrays,
     v: Array,
     element: Format,
     rounding: str,
@@ -56,7 +56,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 
-def philox(xp: NumpyArrays, seed: int, index: Array) -> Array:
+def philox(xp: Arrays, seed: int, index: Array) -> Array:
     """Uniform 32-bit integers (as int64), one for each flat element index.
 
     Philox 4×32-10, counter = (index // 4 as 64 bits, 0, 0), key = seed; lane index % 4 is taken.

@@ -6,7 +6,7 @@ along the last dimension in ascending order, padded with zeros (see `blocking.bl
 
 from __future__ import annotations
 
-from blockscale.numerics.arrays import Array, NumpyArrays
+from blockscale.numerics.arrays import Array, Arrays
 from blockscale.numerics.formats import FORMATS, Format
 from blockscale.numerics.rounding import round_to_grid
 from blockscale.numerics.scheme import Numbers
@@ -14,7 +14,7 @@ from blockscale.numerics.scheme import Numbers
 E8M0_NAN = 255
 
 
-def mx_exponent(xp: NumpyArrays, blocks: Array, amax: Array, numbers: Numbers) -> Array:
+def mx_exponent(xp: Arrays, blocks: Array, amax: Array, numbers: Numbers) -> Array:
     """Scale exponent s of each block with finite amax, by the rule of `numbers`, then clamped."""
     element = numbers.element_format
     low, high = -127, 127
@@ -37,7 +37,7 @@ def mx_exponent(xp: NumpyArrays, blocks: Array, amax: Array, numbers: Numbers) -
     return s
 
 
-def _least_error(xp: NumpyArrays, blocks: Array, floor: Array, numbers: Numbers) -> Array:
+def _least_error(xp: Arrays, blocks: Array, floor: Array, numbers: Numbers) -> Array:
     """Of clamped floor, floor + 1, floor - 1 the first with the least sum of squared errors."""
     best, least = floor, None
     for step in (0, 1, -1):
@@ -51,7 +51,7 @@ def _least_error(xp: NumpyArrays, blocks: Array, floor: Array, numbers: Numbers)
     return best
 
 
-def _squared_error(xp: NumpyArrays, blocks: Array, s: Array, numbers: Numbers) -> Array:
+def _squared_error(xp: Arrays, blocks: Array, s: Array, numbers: Numbers) -> Array:
     """Sum of (x - Q(x))² in ascending order, one rounding an operation."""
     element = numbers.element_format
     rounding = "half_even" if numbers.rounding == "stochastic" else str(numbers.rounding)
@@ -67,7 +67,7 @@ def _squared_error(xp: NumpyArrays, blocks: Array, s: Array, numbers: Numbers) -
     return total
 
 
-def tensor_scale_of(xp: NumpyArrays, amax: Array, element: Format, scale: Format) -> Array:
+def tensor_scale_of(xp: Arrays, amax: Array, element: Format, scale: Format) -> Array:
     """float32 t = amax / (scale.max · element.max), 1 for an all-zero tensor, at least 2^-149.
 
     An `amax` over finite elements only: a NaN block must not take the tensor with it.
@@ -77,7 +77,7 @@ def tensor_scale_of(xp: NumpyArrays, amax: Array, element: Format, scale: Format
     return xp.where(amax == 0, xp.f32(amax * 0 + 1), t)
 
 
-def tensor_scaled(xp: NumpyArrays, amax: Array, t: Array, numbers: Numbers) -> Array:
+def tensor_scaled(xp: Arrays, amax: Array, t: Array, numbers: Numbers) -> Array:
     """Value (float64) of the block scale b = fp8(f32(f32(amax / element.max) / t))."""
     element, scale = numbers.element_format, numbers.scale_format
     ratio = xp.divide(xp.f32(xp.divide(xp.f32(amax), xp.f32(amax * 0 + element.max))), xp.f32(t))
@@ -89,13 +89,11 @@ def tensor_scaled(xp: NumpyArrays, amax: Array, t: Array, numbers: Numbers) -> A
     return xp.where(amax == 0, amax * 0 + values[1], b)
 
 
-def affine(
-    xp: NumpyArrays, low: Array, high: Array, numbers: Numbers, tensor_format: str
-) -> tuple[Array, Array]:
+def affine(xp: Arrays, low: Array, high: Array, numbers: Numbers, tensor_format: str) -> tuple[Array, Array]:
     """Scale (on the grid of the scale format, as float32) and int64 zero point of each block.
 
     low ≤ 0 ≤ high are the extremes of the finite elements and 0. float32 arithmetic, one rounding an
-    operation; the range is halved first, so that it cannot overflow.
+    operation; a range that overflows is halved first.
     """
     element = numbers.element_format
     middle = 0
@@ -104,14 +102,20 @@ def affine(
         middle = int((qmin + qmax + 1) / 2)  # toward zero
     else:
         qmin, qmax = -element.max, element.max
-    f32 = lambda value: xp.f32(xp.f64(low) * 0 + value)  # noqa: E731
+
+    def f32(value: float) -> Array:
+        return xp.f32(xp.f64(low) * 0 + value)
+
     low, high = xp.f32(low), xp.f32(high)
     if numbers.rule == "symmetric":
         scale = xp.divide(xp.maximum(-low, high), f32((qmax - qmin) / 2))
     elif numbers.rule == "no_clip":
         scale = xp.maximum(xp.divide(low, f32(qmin)), xp.divide(high, f32(qmax)))
     else:
-        scale = xp.divide(high * f32(0.5) - low * f32(0.5), f32((qmax - qmin) / 2))
+        span = xp.f32(xp.f64(high) - xp.f64(low))
+        half = high * f32(0.5) - low * f32(0.5)
+        scale = xp.divide(span, f32(qmax - qmin))
+        scale = xp.where(xp.isfinite(span), scale, xp.divide(half, f32((qmax - qmin) / 2)))
     scale = xp.cast(xp.maximum(scale, f32(epsilon(numbers, tensor_format))), numbers.scale)
     largest = numbers.scale_format.max
     scale = xp.f32(xp.minimum(xp.f64(scale), xp.f64(low) * 0 + largest))

@@ -150,6 +150,10 @@ class Numbers:
 
     def __str__(self) -> str:
         """Shortest spelling, `base,key=value,…`; `numbers_named` reads it back."""
+        return self._spelling
+
+    @cached_property
+    def _spelling(self) -> str:
         base = _BASE_OF.get((self.element, self.scale), self.element)
         start = Numbers(**_BASES[base])
         parts = [base]

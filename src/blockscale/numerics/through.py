@@ -4,8 +4,9 @@
     sinking   f ∘ DQ = DQ' ∘ f    codes=True: the same with codes in place of values
 
 A `Moved` is exact in bits: codes (by `Moved.codes`), scales and zero points (by `Moved.scale`), and
-decoded values (any NaN equals any NaN). Rules are one function a move: those that only put elements
-elsewhere in `follow`, those that bring or change values in `follow_values`.
+decoded values (any NaN equals any NaN). A fake-quantize, DQ ∘ Q, moves where both may. Rules are one
+function a move: those that only put elements elsewhere in `follow`, those that bring or change values in
+`follow_values`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from blockscale.numerics.moves import (
 )
 from blockscale.numerics.regroup import CannotFollow
 
-RULES: dict[type[Move], Callable[[Any, Layout, Terms], Moved]] = {
+Rule = Callable[[Any, Layout, Terms], Moved]
+PLACING: dict[type[Move], Rule] = {
     Same: follow.follow_same,
     Reshape: follow.follow_reshape,
     Permute: follow.follow_permute,
@@ -51,12 +53,15 @@ RULES: dict[type[Move], Callable[[Any, Layout, Terms], Moved]] = {
     Repeat: follow.follow_repeat,
     Flip: follow.follow_flip,
     Roll: follow.follow_roll,
+}
+CHANGING: dict[type[Move], Rule] = {
     Pad: follow_values.follow_pad,
     Neg: follow_values.follow_neg,
     Abs: follow_values.follow_abs,
     Relu: follow_values.follow_relu,
     MulPow2: follow_values.follow_mul_pow2,
 }
+RULES = PLACING | CHANGING
 
 
 @dataclass(frozen=True)
@@ -112,9 +117,36 @@ def lifted(after: Layout, move: Move, *shapes: Shape, codes: bool = False) -> Mo
     expected = [replace(after, shape=shape) for shape in results]
     if not all(map(same_blocks, moved.after, expected)):
         return Refused(f"no blocks of {shapes[0]} become blocks of {after.block} on {after.shape}")
-    if moved.inverse is None and not after.numbers.dynamic and not codes:
+    given = not Terms.of(after.numbers, codes).whole and not codes
+    if moved.inverse is None and given:
         return Refused("the static scales of what the move drops or repeats are not known")
     return moved
+
+
+def runs_through(length: int, layout: Layout, move: Move, *others: Layout) -> Move | None:
+    """The move of whole runs of `length` elements along the last axis: of bytes that hold several codes.
+
+    None where some run, or the order in it, does not survive.
+    """
+    runs = [_in_runs(one, length) for one in (layout, *others)]
+    terms = Terms(codes=False, whole=True, ordered=True, all=False, fixed=True)
+    try:
+        if not all(one.shape for one in runs):
+            return None
+        if isinstance(move, Cat):
+            moved = follow.follow_cat(move, runs, terms)
+        elif type(move) in PLACING:
+            moved = PLACING[type(move)](move, runs[0], terms)
+        else:
+            return None
+    except CannotFollow:
+        return None
+    whole = all(after.shape and same_blocks(after, _in_runs(after, length)) for after in moved.after)
+    return moved.scale if whole else None
+
+
+def _in_runs(layout: Layout, length: int) -> Layout:
+    return replace(layout, block=(1,) * (layout.rank - 1) + (length,) * bool(layout.shape))
 
 
 def same_blocks(a: Layout, b: Layout) -> bool:
@@ -123,6 +155,5 @@ def same_blocks(a: Layout, b: Layout) -> bool:
     def extents(x: Layout) -> list[int]:
         return [min(b or n, n) for n, b in zip(x.shape, x.block, strict=True)]
 
-    return (a.numbers, a.shape, a.scale_shape) == (b.numbers, b.shape, b.scale_shape) and extents(
-        a
-    ) == extents(b)
+    facts = [(one.numbers, one.shape, one.scale_shape, extents(one)) for one in (a, b)]
+    return facts[0] == facts[1]

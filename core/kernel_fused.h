@@ -1,0 +1,80 @@
+// Scale and result in one go: MX blocks along a row whose scales are chosen. Reading a block once, with
+// its scale found in passing, is what makes fake-quantize as fast as a copy.
+// Included once per instruction set, inside its namespace.
+
+// What does not change from block to block.
+struct MxRule {
+  int32_t increment, emax, overflow;
+  float low, high;
+};
+
+static inline MxRule mx_rule_of(const Numbers& numbers) {
+  const Format& element = numbers.element_format();
+  const bool fixed = element.kind == Kind::kFixed;
+  const float step = 1.0f / float(1 << element.mantissa_bits);
+  const float low = fixed ? float(numbers.int_low) * step : -element.max;
+  return {rule_increment(numbers), element.emax, 128 - element.emax, low, element.max};
+}
+
+struct MxBlock {
+  One one;
+  int32_t code;
+  bool overflows;
+};
+
+// The same as mx_exponents and mx_params.
+static BS_INLINE MxBlock mx_block(uint32_t amax, const MxRule& rule) {
+  const float nan = float_of(0x7fc00000);
+  if (amax >= kInfBits) return {{nan, nan, rule.low, rule.high, 0}, kE8m0Nan, false};
+  int32_t bits = int32_t(amax);
+  if (amax < 0x00800000) bits = int32_t(bits_of(float(bits))) - (149 << 23);
+  int32_t s = ((bits + rule.increment) >> 23) - 127 - rule.emax;
+  s = s < -127 ? -127 : s > 127 ? 127 : s;
+  return {{power(-s), power(s), rule.low, rule.high, 0}, s + 127, s >= rule.overflow};
+}
+
+template <class E, class R>
+static void fused_fake(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out) {
+  uint32_t buffer[kNoiseSize<R>];
+  const uint32_t* noise = noise_of<R>(p, buffer);
+  const Ties ties = ties_of(numbers);
+  const MxRule rule = mx_rule_of(numbers);
+  for_blocks(p, [&](size_t s, size_t n, size_t) BS_INLINE_LAMBDA {
+    const float* x = p.x + s;
+    const uint32_t* z = R::kNoisy ? noise + s : noise;
+    MxBlock block;
+    if (n == 32) {
+      block = mx_block(amax_run<true>(x, 32, 0), rule);
+      fake_run<E, Multiply, R>(x, 32, block.one, ties, z, out + s);
+    } else {
+      block = mx_block(amax_run<true>(x, n, 0), rule);
+      fake_run<E, Multiply, R>(x, n, block.one, ties, z, out + s);
+    }
+    if (block.overflows) {
+      for (size_t i = s; i < s + n; ++i) out[i] = saturated<true>(out[i]);
+    }
+  });
+}
+
+template <class E, class R>
+static void fused_code(const Piece& p, const Numbers& numbers, uint8_t* BS_RESTRICT out,
+                       uint8_t* BS_RESTRICT scales) {
+  uint32_t buffer[kNoiseSize<R>];
+  const uint32_t* noise = noise_of<R>(p, buffer);
+  const Ties ties = ties_of(numbers);
+  const MxRule rule = mx_rule_of(numbers);
+  const int shift = numbers.element_format().bits - 1;
+  for_blocks(p, [&](size_t s, size_t n, size_t b) BS_INLINE_LAMBDA {
+    const float* x = p.x + s;
+    const uint32_t* z = R::kNoisy ? noise + s : noise;
+    if (n == 32) {
+      const MxBlock block = mx_block(amax_run<true>(x, 32, 0), rule);
+      scales[b] = uint8_t(block.code);
+      code_run<E, Multiply, R>(x, 32, block.one, ties, z, shift, out + s);
+    } else {
+      const MxBlock block = mx_block(amax_run<true>(x, n, 0), rule);
+      scales[b] = uint8_t(block.code);
+      code_run<E, Multiply, R>(x, n, block.one, ties, z, shift, out + s);
+    }
+  });
+}

@@ -1,0 +1,1 @@
+"""What runs a quantized model: the operators of each framework."""
