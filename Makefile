@@ -72,18 +72,20 @@ format: venv ## rewrite sources in the house style
 bench: venv ## every benchmark; each prints ratios measured in one run
 	set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
-$(VECTORS): .venv/.stamp $(wildcard tools/*.py src/blockscale/numerics/*.py)
+$(VECTORS): .venv/.stamp $(wildcard tools/*.py src/blockscale/numerics/*.py tests/conformance/core_cases.py)
 	mkdir -p $(@D)
 	$(BIN)/python tools/generate.py --vectors $@
 
-sanitize: $(VECTORS) ## the core's tests under ASan + UBSan, the thread pool's under TSan
+sanitize: $(VECTORS) ## the core's tests under ASan + UBSan, and those with threads under TSan
 	$(CMAKE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBLOCKSCALE_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan
+	build/asan/plan_test
 	build/asan/codec_test $(VECTORS)
 	build/asan/pool_test
 	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBLOCKSCALE_SANITIZE=thread
-	$(BIN)/cmake --build build/tsan --target pool_test
+	$(BIN)/cmake --build build/tsan
 	build/tsan/pool_test
+	build/tsan/codec_test $(VECTORS)
 
 QEMU_ARM = $(shell command -v qemu-aarch64 || command -v qemu-aarch64-static)
 ARM_SYSROOT ?= /usr/aarch64-linux-gnu
@@ -95,6 +97,7 @@ test-arm: $(VECTORS) ## the AArch64 kernels, cross-compiled and run under qemu-u
 	$(CMAKE) -B build/arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 	$(BIN)/cmake --build build/arm
+	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/plan_test
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/codec_test $(VECTORS)
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/pool_test
 

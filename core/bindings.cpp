@@ -1,12 +1,14 @@
-// blockscale._core: the compiled core for Python. Private: blockscale.numerics.native is its only user.
+// blockscale._core: the compiled core for Python. Private: blockscale.numerics.native is its only
+// user.
 //
-// Memory comes as (address, bytes). Every call checks that what it will touch lies inside; the address
-// itself is the caller's word.
+// Memory comes as (address, bytes). Every call checks that what it will touch lies inside; the
+// address itself is the caller's word.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -60,8 +62,8 @@ bs::Host host_of(int kind, int threads) {
   }
 }
 
-// Whether low <= v <= high for each of `count` integers, as unsigned differences: negative bounds of
-// signed integers work, and the bit patterns of positive floats are in order.
+// Whether low <= v <= high for each of `count` integers, as unsigned differences: negative bounds
+// of signed integers work, and the bit patterns of positive floats are in order.
 template <class Unsigned>
 bool all_within(uintptr_t address, size_t count, int64_t low, int64_t high) {
   const auto* values = reinterpret_cast<const Unsigned*>(address);
@@ -136,6 +138,11 @@ NB_MODULE(_core, m) {
       .def_rw("zeros", &Stored::zeros)
       .def_rw("zero_bytes", &Stored::zero_bytes)
       .def_rw("tensor_scale", &Stored::tensor_scale)
+      // Python's floats are doubles, and a flush-to-zero mode loses subnormals on the way there.
+      .def_prop_rw(
+          "tensor_scale_bits",
+          [](const Stored& s) { return std::bit_cast<uint32_t>(s.tensor_scale); },
+          [](Stored& s, uint32_t bits) { s.tensor_scale = std::bit_cast<float>(bits); })
       .def_rw("tensor_scale_given", &Stored::tensor_scale_given)
       .def_rw("given", &Stored::given);
 
@@ -159,29 +166,30 @@ NB_MODULE(_core, m) {
            })
       .def("quantize",
            [](const bs::Plan& plan, uintptr_t x, size_t x_bytes, int type,
-              std::optional<Ints> x_strides, uintptr_t codes, size_t code_bytes,
-              const Stored& stored, uint64_t seed, int host, int threads) {
+              std::optional<Ints> x_strides, uintptr_t codes, size_t code_bytes, Stored& stored,
+              uint64_t seed, int host, int threads) {
              const Unlocked unlocked(plan.size());
-             return plan.quantize(tensor(x, x_bytes, type, std::move(x_strides)),
-                                  memory(codes, code_bytes), parameters(stored), seed,
-                                  host_of(host, threads));
+             stored.tensor_scale = plan.quantize(tensor(x, x_bytes, type, std::move(x_strides)),
+                                                 memory(codes, code_bytes), parameters(stored),
+                                                 seed, host_of(host, threads));
+             return stored.tensor_scale;
            })
       .def("choose_params",
            [](const bs::Plan& plan, uintptr_t x, size_t x_bytes, int type,
-              std::optional<Ints> x_strides, const Stored& stored, int host, int threads) {
+              std::optional<Ints> x_strides, Stored& stored, int host, int threads) {
              const Unlocked unlocked(plan.size());
-             return plan.choose_params(tensor(x, x_bytes, type, std::move(x_strides)),
-                                       parameters(stored), host_of(host, threads));
+             stored.tensor_scale =
+                 plan.choose_params(tensor(x, x_bytes, type, std::move(x_strides)),
+                                    parameters(stored), host_of(host, threads));
+             return stored.tensor_scale;
            })
-      .def("dequantize",
-           [](const bs::Plan& plan, uintptr_t codes, size_t code_bytes, uintptr_t y, size_t y_bytes,
-              int type, std::optional<Ints> y_strides, const Stored& stored, int host,
-              int threads) {
-             const Unlocked unlocked(plan.size());
-             plan.dequantize(memory(codes, code_bytes),
-                             tensor(y, y_bytes, type, std::move(y_strides)), parameters(stored),
-                             host_of(host, threads));
-           });
+      .def("dequantize", [](const bs::Plan& plan, uintptr_t codes, size_t code_bytes, uintptr_t y,
+                            size_t y_bytes, int type, std::optional<Ints> y_strides,
+                            const Stored& stored, int host, int threads) {
+        const Unlocked unlocked(plan.size());
+        plan.dequantize(memory(codes, code_bytes), tensor(y, y_bytes, type, std::move(y_strides)),
+                        parameters(stored), host_of(host, threads));
+      });
 
   m.def("isa", [] {
     const bs::Kernels* kernels = bs::kernels();

@@ -1,6 +1,7 @@
 #include "block_params.h"
 
-#include <cstring>
+#include <algorithm>
+#include <utility>
 
 #include "half.h"
 
@@ -14,7 +15,7 @@ void store_scales(const Maker& maker, const float* scale, size_t n, int64_t at) 
   auto* halves = static_cast<uint16_t*>(maker.stored.scales) + at;
   switch (maker.numbers.scale) {
     case k_f32:
-      std::memcpy(static_cast<float*>(maker.stored.scales) + at, scale, n * sizeof(float));
+      std::copy_n(scale, n, static_cast<float*>(maker.stored.scales) + at);
       break;
     case k_bf16:
       for (size_t i = 0; i < n; ++i) halves[i] = float_to_bfloat(scale[i]);
@@ -90,8 +91,8 @@ BlockParams ParamBuffer::params_from(size_t block) const {
 }
 
 void ParamBuffer::clear_extremes(size_t blocks) {
-  std::memset(extremes_.amax, 0, blocks * sizeof(uint32_t));
-  std::memset(extremes_.negative, 0, blocks * sizeof(uint32_t));
+  std::fill_n(extremes_.amax, blocks, 0u);
+  std::fill_n(extremes_.negative, blocks, 0u);
 }
 
 size_t scale_size(const Numbers& numbers) { return size_t(numbers.scale_format().bits) / 8; }
@@ -118,9 +119,7 @@ void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int
     case Family::kAffine:
       kernels.affine_scales(numbers, e.negative, e.amax, n, maker.x_type, p.scale, p.zero);
       store_scales(maker, p.scale, n, at);
-      if (maker.stored.zero_points != nullptr) {
-        std::memcpy(maker.stored.zero_points + at, p.zero, n * sizeof(int32_t));
-      }
+      if (maker.stored.zero_points != nullptr) std::copy_n(p.zero, n, maker.stored.zero_points + at);
       finish_affine(maker, buffer, n);
   }
 }
@@ -142,8 +141,10 @@ void params_from_stored(const Maker& maker, ParamBuffer& buffer, size_t n, int64
     note_overflow(maker, buffer, n);
     return;
   }
-  if (maker.stored.zero_points != nullptr) {
-    std::memcpy(p.zero, maker.stored.zero_points + at, n * sizeof(int32_t));
+  if (maker.stored.zero_points != nullptr) {  // whatever is given, sums with codes stay small
+    const int32_t* zeros = maker.stored.zero_points + at;
+    const int32_t low = numbers.quant_min, high = numbers.quant_max;
+    for (size_t b = 0; b < n; ++b) p.zero[b] = std::clamp(zeros[b], low, high);
   }
   finish_affine(maker, buffer, n);
 }

@@ -50,11 +50,11 @@ Tiling whole_blocks(const Geometry& g) {
   const int64_t rows = std::max<int64_t>(g.rows(), 1);
   if (inner.extent >= inner.size) return tiling(g, std::max<int64_t>(inner.size, 1), kWhole);
   if (inner.extent == 1) {
-    const int64_t columns = std::clamp<int64_t>(8192 / rows, 64, int64_t(kPiece));
+    const int64_t columns = std::clamp<int64_t>(131072 / rows, 64, int64_t(kPiece));
     return tiling(g, up_to_multiple(columns, 16), kWhole);
   }
   const int64_t unit = std::lcm(inner.extent, int64_t{8});
-  return tiling(g, up_to_multiple(std::max<int64_t>(4096 / rows, 1), unit), kWhole);
+  return tiling(g, up_to_multiple(std::max<int64_t>(8192 / rows, 1), unit), kWhole);
 }
 
 // Tiles for known parameters: any rows, any columns.
@@ -83,7 +83,10 @@ class Engine {
       if (what == What::kFake) fused_fake_ = kernels_.fused_fake(job_.numbers);
       if (what == What::kCode) fused_code_ = kernels_.fused_code(job_.numbers);
     }
-    if (what == What::kDecode) decode_ = kernels_.decode(job_.numbers);
+    if (what == What::kDecode) {
+      decode_ = kernels_.decode(job_.numbers);
+      if (extent > 1 && extent % 8 == 0) packed_ = kernels_.decode_packed(job_.numbers);
+    }
     const size_t out_bytes = size_t(g_.size()) * sizeof(float);
     stream_ = (what == What::kFake || what == What::kDecode) && job_.y_type == TensorType::kF32 &&
               g_.inner().y == 1 && out_bytes > last_level_cache();
@@ -352,14 +355,16 @@ class Engine {
   void put_decoded(const Piece& piece, const Offset& row, int64_t column, Workspace& w) {
     const int bits = job_.numbers.element_format().stored_bits();
     const auto* from = static_cast<const unsigned char*>(job_.x) + code_bytes(row.x + column * bits);
-    const uint8_t* codes = from;
-    if (bits < 8) {
-      kernels_.unpack(from, piece.size, bits, w.codes);
-      codes = w.codes;
-    }
     unsigned char* to = output(row, column);
     float* out = writes_directly() ? reinterpret_cast<float*>(to) : w.y;
-    decode_(piece, job_.numbers, codes, reinterpret_cast<const uint16_t*>(from), out);
+    if (packed_ != nullptr) {
+      packed_(piece, job_.numbers, from, out);
+    } else if (bits < 8) {
+      kernels_.unpack(from, piece.size, bits, w.codes);
+      decode_(piece, job_.numbers, w.codes, nullptr, out);
+    } else {
+      decode_(piece, job_.numbers, from, reinterpret_cast<const uint16_t*>(from), out);
+    }
     if (!writes_directly()) store(w.y, to, piece.size);
   }
 
@@ -438,6 +443,7 @@ class Engine {
   FusedFakeKernel fused_fake_ = nullptr;
   FusedCodeKernel fused_code_ = nullptr;
   DecodeKernel decode_ = nullptr;
+  PackedKernel packed_ = nullptr;
   uint32_t counted_ = kMagnitude;  // larger magnitudes do not count for the scale
   bool stream_ = false;
 };

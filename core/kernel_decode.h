@@ -1,47 +1,26 @@
 // Codes to float32. Included once per instruction set, inside its namespace.
 
 // The value of a code on the element grid.
-template <int M, int EMIN>
-static BS_INLINE float value_of(FloatElement<M, EMIN>, uint32_t code, int bits, Specials specials) {
-  const uint32_t sign = (code >> (bits - 1)) << 31;
-  const uint32_t magnitude = code & ((1u << (bits - 1)) - 1);
-  const float normal = float_of((magnitude << (23 - M)) + (uint32_t(EMIN - 1 + 127) << 23));
-  const float subnormal = float(int32_t(magnitude)) * float_of(uint32_t(EMIN - M + 127) << 23);
+template <int ID>
+static BS_INLINE float value_of(uint32_t code) {
+  constexpr Format f = kFormats[ID];
+  constexpr int M = f.mantissa_bits;
+  constexpr uint32_t ones = (1u << (f.bits - 1)) - 1;
+  const uint32_t sign = (code >> (f.bits - 1)) << 31;
+  const uint32_t magnitude = code & ones;
+  const float normal = float_of((magnitude << (23 - M)) + (uint32_t(f.emin - 1 + 127) << 23));
+  const float subnormal = float(int32_t(magnitude)) * float_of(uint32_t(f.emin - M + 127) << 23);
   float value = magnitude < (1u << M) ? subnormal : normal;
-  const uint32_t ones = (1u << (bits - 1)) - 1;
-  if (specials == Specials::kNan) value = magnitude == ones ? float_of(0x7fc00000) : value;
-  if (specials == Specials::kIeee) {
-    const uint32_t infinite = ones & ~((1u << M) - 1);
+  if constexpr (f.specials == Specials::kNan) {
+    value = magnitude == ones ? float_of(0x7fc00000) : value;
+  }
+  if constexpr (f.specials == Specials::kIeee) {
+    constexpr uint32_t infinite = ones & ~((1u << M) - 1);
     const float special = float_of(magnitude == infinite ? kInfBits : 0x7fc00000);
     value = magnitude >= infinite ? special : value;
   }
   return float_of(bits_of(value) | sign);
 }
-
-template <int ID>
-struct ElementOf {
-  using type = FixedElement<0>;
-};
-template <>
-struct ElementOf<k_fp8_e4m3> {
-  using type = FloatElement<3, -6>;
-};
-template <>
-struct ElementOf<k_fp8_e5m2> {
-  using type = FloatElement<2, -14>;
-};
-template <>
-struct ElementOf<k_fp6_e3m2> {
-  using type = FloatElement<2, -2>;
-};
-template <>
-struct ElementOf<k_fp6_e2m3> {
-  using type = FloatElement<3, 0>;
-};
-template <>
-struct ElementOf<k_fp4_e2m1> {
-  using type = FloatElement<1, 0>;
-};
 
 template <bool kSaturate>
 static BS_INLINE float saturated(float y) {
@@ -53,8 +32,7 @@ static BS_INLINE float saturated(float y) {
 template <int ID, bool kSaturate>
 static BS_INLINE float decoded_float(uint8_t code, float scale) {
   constexpr Format format = kFormats[ID];
-  using E = typename ElementOf<ID>::type;
-  const float r = value_of(E{}, code, format.bits, format.specials);
+  const float r = value_of<ID>(code);
   const float y = r * scale;
   if constexpr (format.specials == Specials::kIeee) {
     return (bits_of(r) & kMagnitude) == kInfBits ? y : saturated<kSaturate>(y);  // an Inf code stays Inf

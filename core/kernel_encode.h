@@ -18,11 +18,20 @@ static BS_INLINE uint32_t amax_run(const float* x, size_t n, uint32_t limit) {
   return uint32_t(m);
 }
 
-// Calls run(first element, count, block index) for the part of each block that lies in the piece.
+template <size_t N>
+struct Count {
+  constexpr operator size_t() const { return N; }
+};
+
+// Calls run(first element, count, block index) for the part of each block that lies in the piece. Blocks
+// of 32 have a loop of their own, with a constant count and nothing else in it.
 template <class Run>
 static BS_INLINE void for_blocks(const Piece& p, Run run) {
   size_t done = 0;
   size_t block = 0;
+  if (p.block == 32 && p.skip == 0) {
+    for (; done + 32 <= p.size; done += 32) run(done, Count<32>{}, block++);
+  }
   size_t room = p.block - p.skip;
   while (done < p.size) {
     const size_t left = p.size - done;
@@ -43,9 +52,8 @@ static void amax_of(const Piece& p, uint32_t limit, uint32_t* amax) {
     }
     return;
   }
-  for_blocks(p, [&](size_t start, size_t n, size_t b) BS_INLINE_LAMBDA {
-    const float* x = p.x + start;
-    const uint32_t a = n == 32 ? amax_run<kAll>(x, 32, limit) : amax_run<kAll>(x, n, limit);
+  for_blocks(p, [&](size_t start, auto n, size_t b) BS_INLINE_LAMBDA {
+    const uint32_t a = amax_run<kAll>(p.x + start, n, limit);
     amax[b] = a > amax[b] ? a : amax[b];
   });
 }
@@ -70,7 +78,7 @@ static void extremes(const Piece& p, uint32_t* negative, uint32_t* positive) {
     }
     return;
   }
-  for_blocks(p, [&](size_t start, size_t n, size_t b) BS_INLINE_LAMBDA {
+  for_blocks(p, [&](size_t start, auto n, size_t b) BS_INLINE_LAMBDA {
     int32_t high = int32_t(positive[b]), low = int32_t(negative[b]);
     for (size_t i = start; i < start + n; ++i) {
       const int32_t up = positive_part(bits_of(p.x[i]));
@@ -92,27 +100,51 @@ struct One {  // the parameters of one element
 template <class E, class S, class R>
 static BS_INLINE Rounded encode_one(float x, const One& one, const Ties& ties, uint32_t noise) {
   float v = S::apply(x, one.factor);
-  v = v > one.high ? one.high : v;  // the limits are on the grid, so this may come first
-  v = v < one.low ? one.low : v;
+  if constexpr (!S::kNumbersOnly) v = number_or_zero(v);
+  if constexpr (kIsFixed<E>) {  // floats have limits of their own
+    v = v > one.high ? one.high : v;
+    v = v < one.low ? one.low : v;
+  }
   return round_element<R>(E{}, x, v, ties, noise);
+}
+
+template <class E>
+static BS_INLINE int32_t stored_code(const Rounded& r, int32_t zero) {
+  return kIsFixed<E> ? r.code + zero : r.code;
 }
 
 // A run of elements of one block.
 template <class E, class S, class R>
-static BS_INLINE void fake_run(const float* x, size_t n, One one, const Ties& ties, const uint32_t* noise,
-                     float* BS_RESTRICT out) {
+static BS_INLINE void fake_run(const float* x, size_t n, One one, const Ties& ties,
+                               const uint32_t* noise, float* BS_RESTRICT out) {
   for (size_t i = 0; i < n; ++i) {
     out[i] = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0).value * one.scale;
   }
 }
 
+inline constexpr size_t kChunk = 32;
+
+// At most kChunk codes. Integers first: vectors of floats and of bytes differ in length, and one loop over
+// both would be as long as the longer.
 template <class E, class S, class R, class Out>
-static BS_INLINE void code_run(const float* x, size_t n, One one, const Ties& ties, const uint32_t* noise,
-                     int shift, Out* BS_RESTRICT out) {
+static BS_INLINE void code_chunk(const float* x, size_t n, One one, const Ties& ties,
+                                 const uint32_t* noise, Out* BS_RESTRICT out) {
+  int32_t codes[kChunk];
   for (size_t i = 0; i < n; ++i) {
-    const Rounded r = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0);
-    out[i] = Out(stored_code(E{}, r.code, one.zero, shift));
+    codes[i] = stored_code<E>(encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0),
+                              one.zero);
   }
+  for (size_t i = 0; i < n; ++i) out[i] = Out(codes[i]);
+}
+
+template <class E, class S, class R, class Out>
+static BS_INLINE void code_run(const float* x, size_t n, const One& one, const Ties& ties,
+                               const uint32_t* noise, Out* BS_RESTRICT out) {
+  size_t i = 0;
+  for (; i + kChunk <= n; i += kChunk) {
+    code_chunk<E, S, R>(x + i, kChunk, one, ties, R::kNoisy ? noise + i : noise, out + i);
+  }
+  code_chunk<E, S, R>(x + i, n - i, one, ties, R::kNoisy ? noise + i : noise, out + i);
 }
 
 static BS_INLINE One one_of(const BlockParams& p, size_t b) {
@@ -137,19 +169,14 @@ static void fake(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out)
   if (p.across == Across::kColumns) {
     const BlockParams& q = p.params;
     for (size_t i = 0; i < p.size; ++i) {
-      const One one{q.factor[i], q.scale[i], q.low[i], q.high[i], 0};
+      const One one{q.factor[i], q.scale[i], kIsFixed<E> ? q.low[i] : 0, kIsFixed<E> ? q.high[i] : 0, 0};
       out[i] = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0).value * one.scale;
     }
     return;
   }
-  for_blocks(p, [&](size_t s, size_t n, size_t b) BS_INLINE_LAMBDA {
-    const One one = one_of(p.params, b);
+  for_blocks(p, [&](size_t s, auto n, size_t b) BS_INLINE_LAMBDA {
     const uint32_t* z = R::kNoisy ? noise + s : noise;
-    if (n == 32) {
-      fake_run<E, S, R>(x + s, 32, one, ties, z, out + s);
-    } else {
-      fake_run<E, S, R>(x + s, n, one, ties, z, out + s);
-    }
+    fake_run<E, S, R>(x + s, n, one_of(p.params, b), ties, z, out + s);
   });
 }
 
@@ -158,25 +185,21 @@ static void code_to(const Piece& p, const Numbers& numbers, Out* BS_RESTRICT out
   uint32_t buffer[kNoiseSize<R>];
   const uint32_t* noise = noise_of<R>(p, buffer);
   const Ties ties = ties_of(numbers);
-  const int shift = numbers.element_format().bits - 1;
   const float* x = p.x;
   if (p.across == Across::kColumns) {
     const BlockParams& q = p.params;
+    int32_t codes[kPiece];
     for (size_t i = 0; i < p.size; ++i) {
-      const One one{q.factor[i], 0, q.low[i], q.high[i], q.zero[i]};
-      const Rounded r = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0);
-      out[i] = Out(stored_code(E{}, r.code, one.zero, shift));
+      const One one{q.factor[i], 0, kIsFixed<E> ? q.low[i] : 0, kIsFixed<E> ? q.high[i] : 0, 0};
+      codes[i] = stored_code<E>(encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0),
+                                kIsFixed<E> ? q.zero[i] : 0);
     }
+    for (size_t i = 0; i < p.size; ++i) out[i] = Out(codes[i]);
     return;
   }
-  for_blocks(p, [&](size_t s, size_t n, size_t b) BS_INLINE_LAMBDA {
-    const One one = one_of(p.params, b);
+  for_blocks(p, [&](size_t s, auto n, size_t b) BS_INLINE_LAMBDA {
     const uint32_t* z = R::kNoisy ? noise + s : noise;
-    if (n == 32) {
-      code_run<E, S, R>(x + s, 32, one, ties, z, shift, out + s);
-    } else {
-      code_run<E, S, R>(x + s, n, one, ties, z, shift, out + s);
-    }
+    code_run<E, S, R>(x + s, n, one_of(p.params, b), ties, z, out + s);
   });
 }
 

@@ -22,15 +22,45 @@ struct MxBlock {
   bool overflows;
 };
 
-// The same as mx_exponents and mx_params.
+// The same as mx_exponents and mx_params, of a block with finite amax.
 static BS_INLINE MxBlock mx_block(uint32_t amax, const MxRule& rule) {
-  const float nan = float_of(0x7fc00000);
-  if (amax >= kInfBits) return {{nan, nan, rule.low, rule.high, 0}, kE8m0Nan, false};
   int32_t bits = int32_t(amax);
   if (amax < 0x00800000) bits = int32_t(bits_of(float(bits))) - (149 << 23);
   int32_t s = ((bits + rule.increment) >> 23) - 127 - rule.emax;
   s = s < -127 ? -127 : s > 127 ? 127 : s;
   return {{power(-s), power(s), rule.low, rule.high, 0}, s + 127, s >= rule.overflow};
+}
+
+template <class Out>
+static BS_COLD void fill(Out* out, size_t n, Out value) {
+  for (size_t i = 0; i < n; ++i) out[i] = value;
+}
+
+static BS_COLD void saturate_block(float* out, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = saturated<true>(out[i]);
+}
+
+template <class E, class R>
+static BS_INLINE void fused_fake_block(const float* x, size_t n, const MxRule& rule,
+                                       const Ties& ties, const uint32_t* noise,
+                                       float* BS_RESTRICT out) {
+  const uint32_t amax = amax_run<true>(x, n, 0);
+  if (amax >= kInfBits) return fill(out, n, float_of(0x7fc00000));
+  const MxBlock block = mx_block(amax, rule);
+  fake_run<E, MultiplyNumbers, R>(x, n, block.one, ties, noise, out);
+  if (block.overflows) saturate_block(out, n);
+}
+
+template <class E, class R>
+static BS_INLINE void fused_code_block(const float* x, size_t n, const MxRule& rule,
+                                       const Ties& ties, const uint32_t* noise,
+                                       uint8_t* BS_RESTRICT out, uint8_t* scale) {
+  const uint32_t amax = amax_run<true>(x, n, 0);
+  *scale = kE8m0Nan;
+  if (amax >= kInfBits) return fill(out, n, uint8_t{0});
+  const MxBlock block = mx_block(amax, rule);
+  *scale = uint8_t(block.code);
+  code_run<E, MultiplyNumbers, R>(x, n, block.one, ties, noise, out);
 }
 
 template <class E, class R>
@@ -39,20 +69,9 @@ static void fused_fake(const Piece& p, const Numbers& numbers, float* BS_RESTRIC
   const uint32_t* noise = noise_of<R>(p, buffer);
   const Ties ties = ties_of(numbers);
   const MxRule rule = mx_rule_of(numbers);
-  for_blocks(p, [&](size_t s, size_t n, size_t) BS_INLINE_LAMBDA {
-    const float* x = p.x + s;
+  for_blocks(p, [&](size_t s, auto n, size_t) BS_INLINE_LAMBDA {
     const uint32_t* z = R::kNoisy ? noise + s : noise;
-    MxBlock block;
-    if (n == 32) {
-      block = mx_block(amax_run<true>(x, 32, 0), rule);
-      fake_run<E, Multiply, R>(x, 32, block.one, ties, z, out + s);
-    } else {
-      block = mx_block(amax_run<true>(x, n, 0), rule);
-      fake_run<E, Multiply, R>(x, n, block.one, ties, z, out + s);
-    }
-    if (block.overflows) {
-      for (size_t i = s; i < s + n; ++i) out[i] = saturated<true>(out[i]);
-    }
+    fused_fake_block<E, R>(p.x + s, n, rule, ties, z, out + s);
   });
 }
 
@@ -63,18 +82,8 @@ static void fused_code(const Piece& p, const Numbers& numbers, uint8_t* BS_RESTR
   const uint32_t* noise = noise_of<R>(p, buffer);
   const Ties ties = ties_of(numbers);
   const MxRule rule = mx_rule_of(numbers);
-  const int shift = numbers.element_format().bits - 1;
-  for_blocks(p, [&](size_t s, size_t n, size_t b) BS_INLINE_LAMBDA {
-    const float* x = p.x + s;
+  for_blocks(p, [&](size_t s, auto n, size_t b) BS_INLINE_LAMBDA {
     const uint32_t* z = R::kNoisy ? noise + s : noise;
-    if (n == 32) {
-      const MxBlock block = mx_block(amax_run<true>(x, 32, 0), rule);
-      scales[b] = uint8_t(block.code);
-      code_run<E, Multiply, R>(x, 32, block.one, ties, z, shift, out + s);
-    } else {
-      const MxBlock block = mx_block(amax_run<true>(x, n, 0), rule);
-      scales[b] = uint8_t(block.code);
-      code_run<E, Multiply, R>(x, n, block.one, ties, z, shift, out + s);
-    }
+    fused_code_block<E, R>(p.x + s, n, rule, ties, z, out + s, scales + b);
   });
 }

@@ -32,7 +32,8 @@ static void mx_exponents(const Numbers& numbers, const uint32_t* amax, size_t n,
     const int32_t normal = int32_t(amax[i]);
     const int32_t lowered = int32_t(bits_of(float(normal))) - (149 << 23);
     const int32_t bits = amax[i] < normalise_below ? lowered : normal;
-    int32_t e = ((bits + increment) >> 23) - 127 - emax;
+    const uint32_t raised = uint32_t(bits) + uint32_t(increment);  // of a NaN: anything, but defined
+    int32_t e = (int32_t(raised) >> 23) - 127 - emax;
     e = amax[i] >= infinite ? 127 : e;
     e = e < low ? low : e;
     s[i] = e > 127 ? 127 : e;
@@ -70,10 +71,10 @@ static void tensor_scaled_codes(const Numbers& numbers, const uint32_t* amax, si
   const uint32_t most = numbers.nonfinite == Nonfinite::kInfLarge ? kInfBits : kInfBits - 1;
   const int32_t least = numbers.least_scale;
   const int32_t zero = numbers.zero_scale;
-  const Ties none;
+  const Ties none(format);
   for (size_t i = 0; i < n; ++i) {
     const float ratio = lesser(float_of(amax[i]) / element_max / t, format.max);
-    int32_t code = round_element<HalfEven>(FloatElement<3, -6>{}, ratio, ratio, none, 0).code;
+    int32_t code = round_element<HalfEven>(FloatElement<k_fp8_e4m3>{}, ratio, ratio, none, 0).code;
     code = code < least ? least : code;
     code = amax[i] == 0 ? zero : code;
     codes[i] = uint8_t(amax[i] > most ? 0x7f : code);
@@ -83,17 +84,16 @@ static void tensor_scaled_codes(const Numbers& numbers, const uint32_t* amax, si
 // Multipliers from such codes: f32(b · t), and x's factor if it is f32(f32(1 / t) / b).
 static void tensor_scaled_params(const Numbers& numbers, const uint8_t* codes, size_t n, float t,
                                  float* BS_RESTRICT factor, float* BS_RESTRICT scale) {
-  constexpr Format format = kFormats[k_fp8_e4m3];
   const float infinity = float_of(kInfBits);
   for (size_t i = 0; i < n; ++i) {
-    const float b = value_of(FloatElement<3, -6>{}, codes[i], 8, format.specials);
+    const float b = value_of<k_fp8_e4m3>(codes[i]);
     scale[i] = b * t;
     factor[i] = scale[i] == 0 ? infinity : scale[i];  // x / Inf: a zero with the sign of x
   }
   if (!numbers.reciprocal) return;
   const float inverse = 1.0f / t;
   for (size_t i = 0; i < n; ++i) {
-    const float b = value_of(FloatElement<3, -6>{}, codes[i], 8, format.specials);
+    const float b = value_of<k_fp8_e4m3>(codes[i]);
     factor[i] = scale[i] == 0 ? 0.0f : inverse / b;
   }
 }

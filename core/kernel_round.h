@@ -2,16 +2,37 @@
 // the compiler turns into vectors where they are inlined into the loops of kernels.cpp.
 // Included once per instruction set, inside its namespace.
 
-// Elements are normal or subnormal floats with M mantissa bits and smallest exponent EMIN …
-template <int M, int EMIN>
+// Elements are floats with subnormals, given by their row of FORMATS …
+template <int ID>
 struct FloatElement {
-  static constexpr int kMantissa = M;
-  static constexpr int kMin = EMIN;
+  static constexpr Format kFormat = kFormats[ID];
+  static constexpr int kMantissa = kFormat.mantissa_bits;
 };
 // … or fixed-point numbers with F fraction bits.
 template <int F>
 struct FixedElement {
   static constexpr int kFraction = F;
+};
+
+template <class E>
+inline constexpr bool kIsFixed = false;
+template <int F>
+inline constexpr bool kIsFixed<FixedElement<F>> = true;
+
+// v = x · factor or x / factor. v may be NaN: where a given scale meets a NaN (it counts as 0), or in a NaN
+// block, whose factor is NaN (its codes are 0, and its NaN scale makes the values NaN).
+struct Multiply {
+  static constexpr bool kNumbersOnly = false;
+  static BS_INLINE float apply(float x, float factor) { return x * factor; }
+};
+struct Divide {
+  static constexpr bool kNumbersOnly = false;
+  static BS_INLINE float apply(float x, float factor) { return x / factor; }
+};
+// Where v cannot be NaN.
+struct MultiplyNumbers {
+  static constexpr bool kNumbersOnly = true;
+  static BS_INLINE float apply(float x, float factor) { return x * factor; }
 };
 
 // On bits: a comparison of floats here would keep the compiler from making vectors of divisions.
@@ -20,19 +41,6 @@ static BS_INLINE float number_or_zero(float v) {
   return float_of((bits & kMagnitude) > kInfBits ? 0 : bits);
 }
 
-// A NaN becomes 0: the element of a block whose scale is given, or any element of a NaN block (whose
-// factor is NaN): the NaN scale then makes the value NaN, and the code stays 0.
-struct Multiply {
-  static BS_INLINE float apply(float x, float factor) {
-    return number_or_zero(x * factor);
-  }
-};
-struct Divide {
-  static BS_INLINE float apply(float x, float factor) {
-    return number_or_zero(x / factor);
-  }
-};
-
 // How a rounding differs from half to even, which is done first. All-ones masks; index: v is negative.
 struct Ties {
   uint32_t grow[2] = {0, 0};    // a tie that went toward zero goes away from it
@@ -40,10 +48,28 @@ struct Ties {
   uint32_t truncate = 0;        // whatever went away from zero goes back
   uint32_t nearly = 0;          // half a step less one ulp goes away from zero too
   uint32_t zero[3] = {0, 0, 0};  // the sign of a result of 0 is kept: Numbers::zero_signs
+
+  // Constants of the element's grid that the compiler shall take for variables: it would make constants
+  // anew in every block.
+  uint32_t magnitude = kMagnitude;
+  uint32_t sign = kSign;
+  int32_t infinite = int32_t(kInfBits);
+  int32_t largest;   // bits of the largest magnitude
+  int32_t smallest;  // bits of the least normal number
+  int32_t anchor;    // what turns a binade into the number whose last bit is worth one step of it
+
+  explicit Ties(const Format& format)
+      : largest(int32_t(bits_of(format.max))),
+        smallest((format.emin + 127) << 23),
+        anchor((23 - format.mantissa_bits) << 23) {
+#if defined(__GNUC__)
+    asm("" : "+r"(magnitude), "+r"(sign), "+r"(infinite), "+r"(largest), "+r"(smallest), "+r"(anchor));
+#endif
+  }
 };
 
 static inline Ties ties_of(const Numbers& numbers) {
-  Ties ties;
+  Ties ties(numbers.element_format());
   const uint32_t all = 0xffffffff;
   const Rounding rounding = numbers.rounding;
   if (rounding == Rounding::kHalfAway) ties.grow[0] = ties.grow[1] = all;
@@ -73,7 +99,7 @@ static BS_INLINE uint32_t mask_of(bool condition) { return condition ? 0xfffffff
 
 struct Rounded {
   float value;  // on the grid, sign included
-  int32_t code;
+  int32_t code;  // bit pattern of a float; integer relative to the zero point
 };
 
 // |v| and its rounding to a multiple of q, as value and as count of q; common to both element kinds.
@@ -106,17 +132,20 @@ static BS_INLINE uint32_t sign_of_zero(float x, float v, const Ties& ties) {
   return bits_of(v) & kSign & (x == 0 ? ties.zero[0] : of_v);
 }
 
-template <class R, int M, int EMIN>
-static BS_INLINE Rounded round_element(FloatElement<M, EMIN>, float x, float v, const Ties& ties,
-                                    uint32_t noise) {
+// Saturates, then rounds: the limits are on the grid, so the order does not matter.
+template <class R, int ID>
+static BS_INLINE Rounded round_element(FloatElement<ID>, float x, float v, const Ties& ties,
+                                       uint32_t noise) {
+  using E = FloatElement<ID>;
+  constexpr int M = E::kMantissa;
   const uint32_t bits = bits_of(v);
-  uint32_t sign = bits & kSign;
-  const int32_t magnitude = int32_t(bits & kMagnitude);
-  constexpr int32_t smallest = (EMIN + 127) << 23;
-  int32_t binade = magnitude & int32_t(kInfBits);
-  binade = binade > smallest ? binade : smallest;
+  uint32_t sign = bits & ties.sign;
+  int32_t magnitude = int32_t(bits & ties.magnitude);
+  magnitude = magnitude < ties.largest ? magnitude : ties.largest;
+  int32_t binade = magnitude & ties.infinite;
+  binade = binade > ties.smallest ? binade : ties.smallest;
   // Adding a power of two whose last bit is worth one step rounds to a multiple of that step.
-  const int32_t anchor_bits = binade + ((23 - M) << 23);
+  const int32_t anchor_bits = binade + ties.anchor;
   const float anchor = float_of(uint32_t(anchor_bits));
   const float sum = float_of(uint32_t(magnitude)) + anchor;
   float r = sum - anchor;
@@ -126,8 +155,8 @@ static BS_INLINE Rounded round_element(FloatElement<M, EMIN>, float x, float v, 
     settle<R>(r, k, float_of(uint32_t(magnitude)) - r, q, sign, ties, noise);
     sign = r == 0 ? sign_of_zero(x, v, ties) : sign;
   }
-  const int32_t code = k + ((binade - smallest) >> (23 - M));
-  return {float_of(bits_of(r) | sign), code | int32_t(sign >> 31 << 30)};
+  const int32_t code = k + ((binade - ties.smallest) >> (23 - M));
+  return {float_of(bits_of(r) | sign), code | int32_t(sign >> (32 - E::kFormat.bits))};
 }
 
 template <class R, int F>
@@ -147,16 +176,6 @@ static BS_INLINE Rounded round_element(FixedElement<F>, float x, float v, const 
     k = sign ? -count : count;
   }
   return {r, k};
-}
-
-// The code as it is stored. Float codes keep their sign apart (bit 30) until the width is known.
-template <int M, int EMIN>
-static BS_INLINE uint32_t stored_code(FloatElement<M, EMIN>, int32_t code, int32_t, int sign_shift) {
-  return (uint32_t(code) & 0xff) | ((uint32_t(code) >> 30) << sign_shift);
-}
-template <int F>
-static BS_INLINE uint32_t stored_code(FixedElement<F>, int32_t code, int32_t zero, int) {
-  return uint32_t(code + zero);
 }
 
 // Ten rounds of Philox 4×32 on counter (index / 4, 0, 0), key seed: four words.

@@ -13,6 +13,11 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12's own AVX-512 headers trip it (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace bs::BS_ISA_NAMESPACE {
 
 namespace {
@@ -27,94 +32,55 @@ namespace {
 // And these all of the above.
 #include "kernel_encode.h"
 #include "kernel_fused.h"
+#include "kernel_lut.h"
 
 
-template <class E, class S>
-struct Fake {
-  static FakeKernel of(const Numbers& numbers) {
-    if (rounds_plainly(numbers)) return fake<E, S, HalfEven>;
-    if (numbers.rounding == Rounding::kStochastic) return fake<E, S, ByNoise>;
-    return fake<E, S, ByTies>;
-  }
-};
-template <class E, class S>
-struct Code {
-  static CodeKernel of(const Numbers& numbers) {
-    if (rounds_plainly(numbers)) return code<E, S, HalfEven>;
-    if (numbers.rounding == Rounding::kStochastic) return code<E, S, ByNoise>;
-    return code<E, S, ByTies>;
-  }
-};
-
-// Of the fused kernels only those with block scales exist.
-template <class E>
-FusedFakeKernel fused_fake_of(const Numbers& numbers) {
-  if (rounds_plainly(numbers)) return fused_fake<E, HalfEven>;
-  if (numbers.rounding == Rounding::kStochastic) return fused_fake<E, ByNoise>;
-  return fused_fake<E, ByTies>;
+// The kernel of a rounding: `choose` is called with a value of its type.
+template <class Choose>
+auto by_rounding(const Numbers& numbers, Choose choose) {
+  if (rounds_plainly(numbers)) return choose(HalfEven{});
+  if (numbers.rounding == Rounding::kStochastic) return choose(ByNoise{});
+  return choose(ByTies{});
 }
-template <class E>
-FusedCodeKernel fused_code_of(const Numbers& numbers) {
-  if (rounds_plainly(numbers)) return fused_code<E, HalfEven>;
-  if (numbers.rounding == Rounding::kStochastic) return fused_code<E, ByNoise>;
-  return fused_code<E, ByTies>;
-}
-
-template <template <class, class> class Table, class E>
-auto by_scaling(const Numbers& numbers) {
-  return multiplies(numbers) ? Table<E, Multiply>::of(numbers)
-                             : Table<E, Divide>::of(numbers);
-}
-
-template <template <class, class> class Table>
-auto by_element(const Numbers& numbers) {
-  switch (numbers.element) {
-    case k_fp8_e4m3:
-      return by_scaling<Table, FloatElement<3, -6>>(numbers);
-    case k_fp8_e5m2:
-      return by_scaling<Table, FloatElement<2, -14>>(numbers);
-    case k_fp6_e3m2:
-      return by_scaling<Table, FloatElement<2, -2>>(numbers);
-    case k_fp6_e2m3:
-      return by_scaling<Table, FloatElement<3, 0>>(numbers);
-    case k_fp4_e2m1:
-      return by_scaling<Table, FloatElement<1, 0>>(numbers);
-    case k_mxint8:
-      return Table<FixedElement<6>, Multiply>::of(numbers);
-    default:
-      return by_scaling<Table, FixedElement<0>>(numbers);
-  }
-}
-
-#define BS_IS(id, m, e) \
-  static_assert(kFormats[k_##id].mantissa_bits == (m) && kFormats[k_##id].emin == (e))
-BS_IS(fp8_e4m3, 3, -6);
-BS_IS(fp8_e5m2, 2, -14);
-BS_IS(fp6_e3m2, 2, -2);
-BS_IS(fp6_e2m3, 3, 0);
-BS_IS(fp4_e2m1, 1, 0);
-BS_IS(mxint8, 6, 0);
-#undef BS_IS
-
-FakeKernel fake_kernel(const Numbers& numbers) { return by_element<Fake>(numbers); }
-CodeKernel code_kernel(const Numbers& numbers) { return by_element<Code>(numbers); }
 
 template <class Choose>
-auto by_mx_element(const Numbers& numbers, Choose choose) {
+auto by_element(const Numbers& numbers, Choose choose) {
   switch (numbers.element) {
     case k_fp8_e4m3:
-      return choose(FloatElement<3, -6>{});
+      return choose(FloatElement<k_fp8_e4m3>{});
     case k_fp8_e5m2:
-      return choose(FloatElement<2, -14>{});
+      return choose(FloatElement<k_fp8_e5m2>{});
     case k_fp6_e3m2:
-      return choose(FloatElement<2, -2>{});
+      return choose(FloatElement<k_fp6_e3m2>{});
     case k_fp6_e2m3:
-      return choose(FloatElement<3, 0>{});
+      return choose(FloatElement<k_fp6_e2m3>{});
     case k_fp4_e2m1:
-      return choose(FloatElement<1, 0>{});
+      return choose(FloatElement<k_fp4_e2m1>{});
+    case k_mxint8:
+      return choose(FixedElement<kFormats[k_mxint8].mantissa_bits>{});
     default:
-      return choose(FixedElement<6>{});
+      return choose(FixedElement<0>{});
   }
+}
+
+FakeKernel fake_kernel(const Numbers& numbers) {
+  return by_element(numbers, [&](auto e) {
+    return by_rounding(numbers, [&](auto r) -> FakeKernel {
+      using E = decltype(e);
+      using R = decltype(r);
+      return multiplies(numbers) ? fake<E, Multiply, R> : fake<E, Divide, R>;
+    });
+  });
+}
+
+CodeKernel code_kernel(const Numbers& numbers) {
+  return by_element(numbers, [&](auto e) {
+    return by_rounding(numbers, [&](auto r) -> CodeKernel {
+      using E = decltype(e);
+      using R = decltype(r);
+      return multiplies(numbers) ? code<E, Multiply, R> : code<E, Divide, R>;
+    });
+  });
 }
 
 bool can_fuse(const Numbers& numbers) {
@@ -124,11 +90,20 @@ bool can_fuse(const Numbers& numbers) {
 
 FusedFakeKernel fused_fake_kernel(const Numbers& numbers) {
   if (!can_fuse(numbers)) return nullptr;
-  return by_mx_element(numbers, [&](auto e) { return fused_fake_of<decltype(e)>(numbers); });
+  return by_element(numbers, [&](auto e) {
+    return by_rounding(numbers, [&](auto r) -> FusedFakeKernel {
+      return fused_fake<decltype(e), decltype(r)>;
+    });
+  });
 }
+
 FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
   if (!can_fuse(numbers)) return nullptr;
-  return by_mx_element(numbers, [&](auto e) { return fused_code_of<decltype(e)>(numbers); });
+  return by_element(numbers, [&](auto e) {
+    return by_rounding(numbers, [&](auto r) -> FusedCodeKernel {
+      return fused_code<decltype(e), decltype(r)>;
+    });
+  });
 }
 
 #define BS_STRING_(x) #x
@@ -147,6 +122,7 @@ constexpr Kernels kTable = {
     fused_fake_kernel,
     fused_code_kernel,
     decode_kernel,
+    packed_kernel,
     pack,
     unpack,
     mx_exponents,

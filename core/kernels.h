@@ -11,7 +11,7 @@
 
 namespace bs {
 
-inline constexpr size_t kPiece = 1024;
+inline constexpr size_t kPiece = 2048;
 
 // How a piece meets its blocks: `kBlocks`, consecutive elements share a block; `kColumns`, every
 // element has a block of its own (the blocks run across rows).
@@ -46,6 +46,9 @@ using FusedCodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uin
 using DecodeKernel = void (*)(const Piece&, const Numbers&, const uint8_t* codes,
                               const uint16_t* wide, float* out);
 
+// Packed codes straight to values; blocks along the row that start at multiples of 8 codes.
+using PackedKernel = void (*)(const Piece&, const Numbers&, const uint8_t* packed, float* out);
+
 struct Kernels {
   const char* name;
   void (*load[3])(const void* from, ptrdiff_t stride, float* to, size_t n);
@@ -66,6 +69,7 @@ struct Kernels {
   FusedFakeKernel (*fused_fake)(const Numbers&);  // null where the numbers have none
   FusedCodeKernel (*fused_code)(const Numbers&);
   DecodeKernel (*decode)(const Numbers&);
+  PackedKernel (*decode_packed)(const Numbers&);  // null where the numbers have none
 
   void (*pack)(const uint8_t* codes, size_t n, int bits, uint8_t* out);
   void (*unpack)(const uint8_t* packed, size_t n, int bits, uint8_t* codes);

@@ -10,11 +10,13 @@
 #define BS_RESTRICT __restrict
 #define BS_INLINE __forceinline
 #define BS_INLINE_LAMBDA
+#define BS_COLD __declspec(noinline)
 #else
 #define BS_RESTRICT __restrict__
 // Loops become vectors only if all that they call is inlined.
 #define BS_INLINE inline __attribute__((always_inline))
 #define BS_INLINE_LAMBDA __attribute__((always_inline))
+#define BS_COLD __attribute__((noinline, cold))
 #endif
 
 namespace bs {

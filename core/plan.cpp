@@ -9,7 +9,7 @@ namespace bs {
 
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 59;  // elements; times 8 still an int64
+constexpr int64_t kLargest = (int64_t{1} << 59) - 1;  // elements; times 16 bits still an int64
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -37,6 +37,12 @@ constexpr const char* kRoundings[] = {"half_even",   "half_away",  "half_up",
                                       "toward_zero", "stochastic", "half_zero"};
 constexpr const char* kNonfinite[] = {"block", "pass", "nan_zero", "inf_large"};
 
+// A positive finite code of fp8_e4m3.
+uint8_t scale_code(const char* argument, int code) {
+  if (code < 0 || code > 126) refuse(std::string(argument) + ": must be 0 … 126");
+  return uint8_t(code);
+}
+
 void check_consistent(const Numbers& n) {
   const Format& element = n.element_format();
   const Format& scale = n.scale_format();
@@ -61,6 +67,8 @@ void check_consistent(const Numbers& n) {
     refuse(std::string("element '") + element.name + "', scale '" + scale.name +
            "' and the rule do not go together");
   }
+  if (n.zero_point && !(n.family == Family::kAffine && fixed)) refuse("zero_point: integers have one");
+  if (n.int_low < -128 || n.int_low > 0) refuse("int_low: must be -128 … 0");
   if (fixed && n.element != k_mxint8) {
     const bool range = element.min_code <= n.quant_min && n.quant_min < n.quant_max &&
                        n.quant_max <= element.max_code;
@@ -78,7 +86,6 @@ void check_type(const char* argument, int type) {
 void check_tensor(const char* argument, const Tensor& t, const std::vector<int64_t>& shape,
                   int64_t size) {
   check_type(argument, t.type);
-  if (size == 0) return;
   int64_t last = size - 1;
   if (!t.strides.empty()) {
     if (t.strides.size() != shape.size()) refuse(std::string(argument) + ": a stride a dimension");
@@ -88,12 +95,14 @@ void check_tensor(const char* argument, const Tensor& t, const std::vector<int64
       if (stride < 0 || stride > kLargest) {
         refuse(std::string(argument) + ": stride " + std::to_string(stride) + " must be 0 … 2^59");
       }
-      if (stride > 0 && shape[i] - 1 > (kLargest - last) / stride) {
+      const int64_t steps = std::max<int64_t>(shape[i], 1) - 1;
+      if (stride > 0 && steps > (kLargest - last) / stride) {
         refuse(std::string(argument) + ": strides reach too far");
       }
-      last += stride * (shape[i] - 1);
+      last += stride * steps;
     }
   }
+  if (size == 0) return;
   if (t.memory.data == nullptr || bytes_of(last + 1, t.type) > t.memory.bytes) {
     refuse(std::string(argument) + ": needs " + std::to_string(bytes_of(last + 1, t.type)) +
            " bytes, has " + std::to_string(t.memory.bytes));
@@ -134,8 +143,8 @@ Numbers numbers_of(const NumberNames& names) {
   n.reciprocal = names.reciprocal;
   n.nearly_half = names.nearly_half;
   n.has_codes = names.has_codes;
-  n.least_scale = uint8_t(names.least_scale);
-  n.zero_scale = uint8_t(names.zero_scale);
+  n.least_scale = scale_code("least_scale", names.least_scale);
+  n.zero_scale = scale_code("zero_scale", names.zero_scale);
   n.int_low = names.int_low;
   n.zero_signs[0] = names.zero_of_zero;
   n.zero_signs[1] = names.zero_of_underflow;

@@ -73,7 +73,6 @@ class Plan {
 
  private:
   Job job(const Parameters& params, bool need_scales) const;
-  Geometry geometry(const std::vector<int64_t>& x, const std::vector<int64_t>& y) const;
 
   Numbers numbers_;
   std::vector<int64_t> shape_, block_;

@@ -1,9 +1,10 @@
-"""Derive files from FORMATS: the C++ table, the table in the docs, test vectors.
+"""Derive files from FORMATS and PRESETS: the C++ table, tables in the docs, test vectors.
 
-    python tools/generate.py            write core/generated/formats.inc and docs/formats.md
-    python tools/generate.py --check    fail if they are out of date (part of `make lint`)
-    python tools/generate.py --vectors FILE [--samples N]
-                                        write test vectors of the reference codec for core/tests
+python tools/generate.py            write core/generated/formats.inc, docs/formats.md and the
+                                    parts of README.md and docs/numerics.md between markers
+python tools/generate.py --check    fail if they are out of date (part of `make lint`)
+python tools/generate.py --vectors FILE [--samples N]
+                                    write test vectors of the reference codec for core/tests
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "tools"))
 
-from blockscale.numerics.formats import FORMATS, Format  # noqa: E402
+from blockscale.numerics.formats import ELEMENTS, FORMATS, SCALES, Format  # noqa: E402
+from blockscale.numerics.scheme import PRESETS, Scheme, scheme_named  # noqa: E402
 
 SPECIALS = {"none": "kNone", "nan": "kNan", "ieee": "kIeee"}
 KINDS = {"float": "kFloat", "fixed": "kFixed", "exponent": "kExponent"}
@@ -58,9 +60,69 @@ def docs_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def short_table() -> str:
+    """FORMATS with the affine integers in one row."""
+    lines = [
+        "| format | bits | E, M | largest | smallest > 0 | NaN, Inf | element | scale |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    special = {"none": "–", "nan": "NaN", "ieee": "NaN, Inf"}
+    integers = [row for row in FORMATS.values() if row.is_fixed and row.mantissa_bits == 0]
+    for row in FORMATS.values():
+        if row in integers:
+            if row is integers[0]:
+                bits = [one.bits for one in integers]
+                lines.append(
+                    f"| `intN`, `uintN` | N = {min(bits)} to {max(bits)} | – | by N | 1 | – | yes | – |"
+                )
+            continue
+        widths = f"{row.exponent_bits}, {row.mantissa_bits}" if row.is_float else "–"
+        nan = "NaN" if row.kind == "exponent" else special[row.specials]
+        uses = ["yes" if row.name in names else "–" for names in (ELEMENTS, SCALES)]
+        lines.append(
+            f"| `{row.name}` | {row.bits} | {widths} | {row.max:.9g} | {row.smallest:.9g} | {nan} "
+            f"| {uses[0]} | {uses[1]} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def presets_table() -> str:
+    lines = ["| preset | element | scale | one scale for | zero point | rule |", "|---|---|---|---|---|---|"]
+    for name in PRESETS:
+        one = scheme_named(name)
+        scale = f"`{one.scale}`" + (" × one f32" if one.tensor_scale else "")
+        zero = "yes" if one.zero_point else "–"
+        lines.append(f"| `{name}` | `{one.element}` | {scale} | {extent(one)} | {zero} | {one.rule} |")
+    return "\n".join(lines) + "\n"
+
+
+def extent(scheme: Scheme) -> str:
+    if not scheme.axes:
+        return "the tensor"
+    if scheme.others == 0:
+        return f"an index of axis {scheme.axes[0]}"
+    return f"{scheme.blocks[0] or 'all'} along axis {scheme.axes[0]}"
+
+
+def within_markers(path: Path, parts: dict[str, str]) -> str:
+    """The file with each part written anew between `<!-- generated: name -->` and `<!-- end -->`."""
+    text = path.read_text()
+    for name, part in parts.items():
+        start, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+        head, found, rest = text.partition(start)
+        _, closed, tail = rest.partition(end)
+        if not found or not closed:
+            raise SystemExit(f"{path.name} has no {start.strip()} … {end}")
+        text = head + start + part + end + tail
+    return text
+
+
+README, NUMERICS = ROOT / "README.md", ROOT / "docs" / "numerics.md"
 OUTPUTS = {
     ROOT / "core" / "generated" / "formats.inc": cpp_table,
     ROOT / "docs" / "formats.md": docs_table,
+    README: lambda: within_markers(README, {"formats": short_table()}),
+    NUMERICS: lambda: within_markers(NUMERICS, {"presets": presets_table()}),
 }
 
 

@@ -304,7 +304,7 @@ void run_all(const std::vector<Case>& cases) {
     const long before = failed;
     for (const Case& c : cases) {
       const bool large = c.size() > 16384;
-      const bool copied = !large && c.index % 16 == 5 && c.size() > 0 && !c.shape.empty() &&
+      const bool copied = !large && c.index % 64 == 5 && c.size() > 0 && !c.shape.empty() &&
                           c.names.rounding != "stochastic";
       for (const auto& [name, host] : hosts) {
         if (large || host.threads == 1) Run(c, host, isa + ", " + name).all();

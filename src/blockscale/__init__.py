@@ -1,3 +1,61 @@
 """blockscale: a quantization compiler for block-scaled numbers."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blockscale import errors
+    from blockscale.api import choose_params, dequantize, fake_quantize, quantize
+    from blockscale.numerics.formats import FORMATS
+    from blockscale.numerics.layout import Layout
+    from blockscale.numerics.scheme import PRESETS, Numbers, Scheme
+    from blockscale.tensor import QuantizedTensor
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "FORMATS",
+    "PRESETS",
+    "Layout",
+    "Numbers",
+    "QuantizedTensor",
+    "Scheme",
+    "__version__",
+    "choose_params",
+    "dequantize",
+    "errors",
+    "fake_quantize",
+    "quantize",
+]
+
+# Where a name lives. Loaded when first asked for: `blockscale --help` and the tools need no compiled core.
+_HOME = {
+    "FORMATS": "numerics.formats",
+    "PRESETS": "numerics.scheme",
+    "Layout": "numerics.layout",
+    "Numbers": "numerics.scheme",
+    "QuantizedTensor": "api",  # which also teaches it to dequantize codes of torch
+    "Scheme": "numerics.scheme",
+    "choose_params": "api",
+    "dequantize": "api",
+    "fake_quantize": "api",
+    "quantize": "api",
+}
+
+
+if not TYPE_CHECKING:  # or a misspelt name would pass as Any
+
+    def __getattr__(name: str) -> Any:
+        if name == "errors":
+            return import_module("blockscale.errors")
+        if name not in _HOME:
+            raise AttributeError(f"module 'blockscale' has no attribute {name!r}")
+        value = getattr(import_module(f"blockscale.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,20 +1,20 @@
 """What can go wrong, as one small tree. Every message says where, what was given and what is allowed.
 
-    BlockscaleError
-    ├── ArgumentError (ValueError)     an argument has a value that is not allowed
-    │   ├── UnknownNameError           no such format, rule, rounding, dialect or preset
-    │   ├── AxisError                  axis out of range, or named twice
-    │   ├── BlockError                 block size that is not a positive integer or 0
-    │   ├── ShapeError                 a shape that does not fit the others
-    │   ├── ScaleError                 scale or zero point of wrong shape or value
-    │   ├── CodesError                 codes of wrong shape or value
-    │   ├── OutError                   `out` that cannot take the result
-    │   └── SizeError                  sizes whose product does not fit the machine
-    ├── DtypeError (TypeError)         an array or tensor of a dtype that is not taken
-    ├── CombinationError (ValueError)  values that are allowed, but not together
-    ├── MoveError (ValueError)         a reshape, slice, … that the scales cannot follow
-    ├── FileError (ValueError)         a file that cannot be read as what it claims to be
-    └── InstallationError (RuntimeError)  something this machine or installation lacks
+BlockscaleError
+├── ArgumentError (ValueError)     an argument has a value that is not allowed
+│   ├── UnknownNameError           no such format, rule, rounding, dialect or preset
+│   ├── AxisError                  axis out of range, or named twice
+│   ├── BlockError                 block size that is not a positive integer or 0
+│   ├── ShapeError                 a shape that does not fit the others
+│   ├── ScaleError                 scale or zero point of wrong shape or value
+│   ├── CodesError                 codes of wrong shape or value
+│   ├── OutError                   `out` that cannot take the result
+│   └── SizeError                  sizes whose product does not fit the machine
+├── DtypeError (TypeError)         an array or tensor of a dtype that is not taken
+├── CombinationError (ValueError)  values that are allowed, but not together
+├── MoveError (ValueError)         a reshape, slice, … that the scales cannot follow
+├── FileError (ValueError)         a file that cannot be read as what it claims to be
+└── InstallationError (RuntimeError)  something this machine or installation lacks
 """
 
 from __future__ import annotations

@@ -6,14 +6,15 @@ Works on numpy arrays and on torch tensors (through the methods they have; nothi
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from blockscale.errors import ArgumentError, AxisError, MoveError
-from blockscale.numerics.arrays import Array
+from blockscale.errors import ArgumentError, AxisError, DtypeError, MoveError, OutError
+from blockscale.numerics.arrays import TENSOR_DTYPES, Array
 from blockscale.numerics.codec import Params
 from blockscale.numerics.follow import Moved
 from blockscale.numerics.invariants import check_stored, scale_dtype
@@ -100,12 +101,16 @@ class QuantizedTensor:
             f"{self.bits_per_element:.2f} bits an element)"
         )
 
-    def dequantize(self, dtype: str | None = None, out: Any = None) -> Any:
-        """The values, in the tensor format `dtype` (float32 if None); numpy."""
-        from blockscale.numerics.native import Stored, dequantize  # compiled; the rest works without it
+    def dequantize(self, dtype: Any = None, out: Any = None) -> Any:
+        """The values, in `dtype` (float32 if None: f32, bf16, f16, or a numpy or torch dtype).
 
-        params = Stored(self.scales, self.zero_points, self.tensor_scale)
-        return dequantize(self.codes, self.layout, params, dtype or "f32", out)
+        An array of numpy for codes of numpy, a tensor for those of torch.
+        """
+        wanted = "f32" if dtype is None else tensor_format(dtype)
+        decode = _DECODERS.get(library_of(self.codes) or "")
+        if decode is None:
+            raise DtypeError("codes", type(self.codes).__name__, "a numpy array or a torch tensor")
+        return decode(self, wanted, out)
 
     # ------------------------------------------------------------------------------------- moves
 
@@ -206,6 +211,45 @@ class QuantizedTensor:
         for name, value in fields.items():
             object.__setattr__(result, name, value)
         return result
+
+
+# --------------------------------------------------------------------------------------- dequantize
+
+
+def library_of(x: object) -> str | None:
+    """ "numpy" or "torch"; torch is not imported to find out."""
+    if isinstance(x, np.ndarray):
+        return "numpy"
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return "torch" if tensor is not None and isinstance(x, tensor) else None
+
+
+def tensor_format(dtype: Any) -> str:
+    """The tensor format (f32, bf16, f16) that a dtype of numpy or torch, or a name, stands for."""
+    name = str(dtype).removeprefix("torch.")
+    if isinstance(dtype, type):
+        name = np.dtype(dtype).name
+    for known, of_numpy in TENSOR_DTYPES.items():
+        if name in (known, of_numpy.name):
+            return known
+    raise DtypeError("result", dtype, "not taken; float32, bfloat16 and float16 (f32, bf16, f16) are")
+
+
+def _decode_numpy(q: QuantizedTensor, dtype: str, out: Any) -> Any:
+    from blockscale.numerics.native import Stored, dequantize  # compiled; the rest works without it
+
+    if out is not None and library_of(out) != "numpy":
+        raise OutError("out", type(out).__name__, "a numpy array, as the codes are")
+    return dequantize(q.codes, q.layout, Stored(q.scales, q.zero_points, q.tensor_scale), dtype, out)
+
+
+# How codes of a library become values. What runs on torch lies in a higher layer and adds itself.
+_DECODERS: dict[str, Callable[[QuantizedTensor, str, Any], Any]] = {"numpy": _decode_numpy}
+
+
+def decodes(library: str, decode: Callable[[QuantizedTensor, str, Any], Any]) -> None:
+    """`decode(q, dtype, out)` is how codes of `library` are dequantized."""
+    _DECODERS[library] = decode
 
 
 # ------------------------------------------------------------------------------------------ helpers

@@ -132,6 +132,7 @@ class Trouble:
         self.low, self.high = window or (smallest, self.format.emax)
         self.points = with_midpoints(grid_of(numbers))
 
+    @np.errstate(all="ignore")
     def blocks(self, count: int) -> Array:
         """[count, width] in the tensor format: all kinds in turn, every kind if count ≥ 10."""
         kinds = (
@@ -142,8 +143,7 @@ class Trouble:
         parts = [kind(n) for kind, n in zip(kinds, shares, strict=False)]
         rows = np.concatenate(parts) if parts else np.zeros((0, self.width), np.float32)
         self.rng.shuffle(rows)
-        with np.errstate(over="ignore"):
-            return np.asarray(rows.astype(TENSOR_DTYPES[self.format.name]))
+        return np.asarray(rows.astype(TENSOR_DTYPES[self.format.name]))
 
     def _exponents(self, n: int) -> Array:
         """One a row, the ends of the range often."""
@@ -156,8 +156,7 @@ class Trouble:
         return np.where(self.rng.random(shape) < 0.5, np.float32(-1), np.float32(1))
 
     def _ldexp(self, x: Array, e: Array) -> Array:
-        with np.errstate(over="ignore", under="ignore"):
-            return np.ldexp(np.asarray(x, np.float64), e.astype(np.int32)).astype(np.float32)
+        return np.ldexp(np.asarray(x, np.float64), e.astype(np.int32)).astype(np.float32)
 
     def points_of_the_grid(self, n: int) -> Array:
         """Grid points and midpoints, and their neighbours in the tensor format."""
@@ -227,6 +226,7 @@ class Trouble:
         return np.where(self.rng.random((n, 1)) < 0.3, x[:, :1], x)
 
 
+@np.errstate(all="ignore")
 def data_for(numbers: Numbers, shape: tuple[int, ...], tensor_format: str, seed: int) -> Array:
     """A tensor of troublesome values, whatever its blocks; NVFP4 gets values around one magnitude."""
     size = math.prod(shape)

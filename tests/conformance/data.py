@@ -151,6 +151,14 @@ def with_specials(r: np.random.Generator, x: Array, blocks: int) -> Array:
     return x
 
 
+def least_ranges(n: int = 32, blocks: int = 4000) -> Array:
+    """Blocks whose affine scale is near the least one, 2^-126, and whose halves are not exact."""
+    r = np.random.default_rng(11)
+    x = r.standard_normal((blocks, n)) * np.exp2(r.integers(-128, -108, (blocks, 1)))
+    keep = r.random((blocks, n)) < 0.1
+    return np.where(keep, x, np.ldexp(x, -20)).astype(F32)
+
+
 def affine_ties(
     r: np.random.Generator, shape: tuple[int, int], group: int, low: int, high: int
 ) -> tuple[Array, Array, Array]:

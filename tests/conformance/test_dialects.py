@@ -21,7 +21,7 @@ from blockscale.numerics.formats import ELEMENTS, MX_ELEMENTS
 from blockscale.numerics.layout import bind
 from blockscale.numerics.scheme import Numbers, refined, scheme_named
 from conformance import cases
-from conformance.data import F32, adversarial, affine_ties, assert_same
+from conformance.data import F32, adversarial, affine_ties, assert_same, least_ranges
 from models import dialects as peers
 
 Array = Any
@@ -115,7 +115,7 @@ def test_torchao_affine(name: str, limits: tuple[int, int]) -> None:
 def test_torchao_choose_qparams(name: str, limits: tuple[int, int], rule: str) -> None:
     if rule == "no_clip" and limits[0] == 0:
         pytest.skip("needs negative codes")
-    x = adversarial("mxint8", specials=False)
+    x = np.concatenate([adversarial("mxint8", specials=False), least_ranges()])
     base, _, rest = name.partition(",")
     zero_point = str(rule != "no_clip").lower()
     text = f"{base}-g32,zero_point={zero_point},rule={rule},dialect=torchao" + (rest and "," + rest)

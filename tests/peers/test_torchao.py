@@ -14,7 +14,7 @@ from blockscale.numerics.formats import format_named
 from blockscale.numerics.packing import pack, unpack
 from blockscale.numerics.scheme import Scheme, scheme_named
 from conformance import cases
-from conformance.data import F32, adversarial, affine_ties, neighbours
+from conformance.data import F32, adversarial, affine_ties, least_ranges, neighbours
 from peers import left_out, runners
 from peers.ours import Ours
 
@@ -133,7 +133,7 @@ def test_torchao_affine(name: str, ours: Ours, compare: Any) -> None:
 def test_torchao_choose_qparams(name: str, rule: str, ours: Ours, compare: Any) -> None:
     if rule == "no_clip" and cases.AFFINE[name][0] == 0:
         pytest.skip("needs negative codes")
-    x = adversarial("mxint8", thorough=True, specials=False)
+    x = np.concatenate([adversarial("mxint8", thorough=True, specials=False), least_ranges()])
     params = ours.choose_params(x, affine_scheme(name, 32, rule))
     scale, zero = runners.torchao_choose_qparams(x, rule, *cases.AFFINE[name])
     out = {"whose range overflows": ~np.isfinite(scale)}

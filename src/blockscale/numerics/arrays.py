@@ -46,7 +46,6 @@ class Arrays(Protocol):
 
 
 class NumpyArrays:
-
     where = staticmethod(np.where)
     floor = staticmethod(np.floor)
     rint = staticmethod(np.rint)

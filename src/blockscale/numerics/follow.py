@@ -154,6 +154,11 @@ def check_kept(terms: Terms, kept: bool) -> None:
         raise CannotFollow("the tensor scale is measured over the whole tensor, of which only a part is left")
 
 
+def check_measurable(before: Layout, after: Layout) -> None:
+    if before.size and not after.size and 0 not in after.scale_shape:
+        raise CannotFollow("no element is left of which the scale is measured")
+
+
 def _cut(n: int, b: int, bounds: tuple[int, int, int, int], terms: Terms) -> tuple[int, int, int] | None:
     """The slice that scales get where elements get `bounds`; None: all stay."""
     start, stop, step, count = bounds
@@ -242,8 +247,7 @@ def follow_expand(move: Expand, layout: Layout, terms: Terms) -> Moved:
     if terms.whole and any(m != n and b != 1 for m, n, b in zip(target, old, block, strict=True)):
         if terms.ordered:
             raise CannotFollow(ORDER)
-        if any(m == 0 and b == 0 for m, b in zip(target, block, strict=True)):
-            raise CannotFollow("no element is left of which the scale is measured")
+        check_measurable(layout, after)
     check_kept(terms, after.size > 0 or layout.size == 0)
     same = after.scale_shape == layout.scale_shape
     return moved(layout, move, block, Same() if same else Expand(after.scale_shape), None)
@@ -255,8 +259,6 @@ def follow_repeat(move: Repeat, layout: Layout, terms: Terms) -> Moved:
         counts.append(1 if b == 0 else times)
         if times == 1 or b == 1:
             continue
-        if terms.whole and times == 0 and b == 0:
-            raise CannotFollow("no element is left of which the scale is measured")
         if 0 < n <= b and times:  # one block, and all of it in each block after the move
             counts[-1] = -(-n * times // b)
         aligned = b != 0 and n % b == 0
@@ -267,6 +269,8 @@ def follow_repeat(move: Repeat, layout: Layout, terms: Terms) -> Moved:
             raise CannotFollow(f"{n} elements {times} times end in a part of a block of {b}")
         if terms.ordered and not aligned and times:
             raise CannotFollow(ORDER)
+    if terms.whole:
+        check_measurable(layout, Layout(layout.numbers, move.shape(layout.shape), layout.block))
     check_kept(terms, 0 not in move.times or layout.size == 0)
     scale = Repeat(tuple(counts))
     return moved(layout, move, layout.block, Same() if set(counts) <= {1} else scale, None)

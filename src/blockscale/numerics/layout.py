@@ -1,7 +1,7 @@
 """`Layout`: numbers bound to a shape. The shape of the scale is the blocks.
 
-    extent[i]      = shape[i] if block[i] == 0 else block[i]
-    scale_shape[i] = 1 if block[i] == 0 else ceil(shape[i] / block[i])
+extent[i]      = shape[i] if block[i] == 0 else block[i]
+scale_shape[i] = 1 if block[i] == 0 else ceil(shape[i] / block[i])
 """
 
 from __future__ import annotations
@@ -86,14 +86,21 @@ class Layout:
         axis = self.channel_axis
         return axis is not None and not self.per_tensor and self.scale_shape[axis] == self.shape[axis]
 
+    @cached_property
+    def _grouped_axes(self) -> tuple[int, ...]:
+        """Dimensions cut into several blocks of several elements."""
+        pairs = enumerate(zip(self.scale_shape, self.shape, strict=True))
+        return tuple(i for i, (groups, n) in pairs if 1 < groups < n)
+
     @property
     def per_group(self) -> bool:
-        """Blocks along exactly one dimension that hold more than one element, others of one."""
-        return len(self.blocked_axes) == 1 and not self.per_tensor
+        """One dimension is cut into groups; in each other one blocks are 1 or the whole."""
+        return len(self._grouped_axes) == 1
 
     @property
     def blockwise(self) -> bool:
-        return not (self.per_tensor or self.per_channel)
+        """None of the above: blocks over several dimensions, or several channel dimensions."""
+        return not (self.per_tensor or self.per_channel or self.per_group)
 
     @cached_property
     def blocked_axes(self) -> tuple[int, ...]:
@@ -103,7 +110,8 @@ class Layout:
     @property
     def compact_scale_shape(self) -> tuple[int, ...]:
         """Scale shape without its dimensions of 1: [K] per channel, [K, groups] per group."""
-        if not (self.per_tensor or self.per_channel or self.per_group):
+        has_channel = 1 in self.block
+        if not (self.per_tensor or self.per_channel or (self.per_group and has_channel)):
             raise ScaleError(
                 "scale shape",
                 self.scale_shape,
@@ -158,7 +166,11 @@ def layout_named(text: str, shape: tuple[int, ...]) -> Layout:
 def block_of_scale(
     shape: Sequence[int], scale_shape: Sequence[int], block: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The block that a full-rank scale stands for; inferred only where it divides exactly."""
+    """The block that a full-rank scale stands for.
+
+    It is inferred only where nothing else is likely: 1, the whole dimension, or an exact quotient
+    that is a power of two. (40 elements with two scales are blocks of 20, or of 32 with a short one.)
+    """
     shape, scale_shape = tuple(shape), tuple(scale_shape)
     if len(scale_shape) != len(shape):
         if math.prod(scale_shape) == 1:
@@ -181,7 +193,7 @@ def block_of_scale(
     for n, groups in zip(shape, scale_shape, strict=True):
         if groups == 1:
             result.append(0 if n != 1 else 1)
-        elif groups > 0 and n % groups == 0:
+        elif groups > 0 and n % groups == 0 and (n // groups).bit_count() == 1:
             result.append(n // groups)
         else:
             raise ScaleError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +24,7 @@ from blockscale.errors import (
     OutError,
     ScaleError,
     ShapeError,
+    UnknownNameError,
 )
 from blockscale.numerics.arrays import TENSOR_DTYPES
 from blockscale.numerics.arrays import Array as AnyArray
@@ -40,7 +42,11 @@ _ALLOWED_DTYPES = "float32, bfloat16 (of ml_dtypes) or float16; cast it first"
 # For the runtimes that call the core with their own memory and threads.
 CoreParams = _core.Stored
 openmp_found = _core.openmp_found
-within = _core.within
+
+
+def within(address: int, count: int, width: int, low: int, high: int) -> bool:
+    """Whether `count` integers of `width` bytes, or bit patterns of positive floats, are in low..high."""
+    return bool(_core.within(address, count, width, low, high))
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,7 @@ def choose_params(x: Array, layout: Layout, *, tensor_scale: float | None = None
     x = _input(x, layout)
     result = _empty_params(layout)
     stored = _given(None, tensor_scale, layout, result)
-    t = plan_of(layout).choose_params(
-        x.ctypes.data, _reach(x), _TYPES[x.dtype], _strides(x), stored, POOL, 0
-    )
+    t = plan_of(layout).choose_params(x.ctypes.data, _reach(x), _TYPES[x.dtype], _strides(x), stored, POOL, 0)
     return _with_tensor_scale(result, t, layout)
 
 
@@ -162,11 +166,13 @@ def dequantize(
 ) -> Array:
     """Values of stored codes in the tensor format `dtype` (f32, bf16, f16)."""
     check_codes(codes, layout)
-    codes = np.ascontiguousarray(codes)
+    codes = _dense(codes)
     if out is None:
-        out = np.empty(layout.shape, TENSOR_DTYPES[dtype])
-    elif out.shape != layout.shape or out.dtype not in _TYPES or not out.flags.writeable:
-        raise OutError("out", f"{out.dtype}{list(out.shape)}", f"writeable, of shape {layout.shape}")
+        out = np.empty(layout.shape, tensor_dtype(dtype))
+    else:
+        _check_writeable(out, layout, _TYPES, "float32, bfloat16 or float16")
+        if np.may_share_memory(out, codes):
+            raise OutError("out", "overlaps codes", "memory of its own")
     stored = _given(params, None, layout)
     y = out if _usable(out) else np.empty(out.shape, out.dtype)
     plan_of(layout).dequantize(
@@ -187,6 +193,12 @@ def check_codes_exist(numbers: Numbers) -> None:
             f"dialect {numbers.dialect!r} only fake-quantizes: it has no codes to store; "
             "use fake_quantize, or dialect='ocp'"
         )
+
+
+def tensor_dtype(name: str) -> np.dtype[Any]:
+    if name not in TENSOR_DTYPES:
+        raise UnknownNameError("dtype", name, TYPE_INDEX)
+    return TENSOR_DTYPES[name]
 
 
 def check_codes(codes: Array, layout: Layout) -> None:
@@ -249,11 +261,11 @@ def checked_tensor_scale(value: float, layout: Layout) -> float:
 
 
 def _input(x: Array, layout: Layout) -> Array:
-    if x.dtype not in _TYPES:
-        raise DtypeError("x", x.dtype, _ALLOWED_DTYPES)
+    if not isinstance(x, np.ndarray) or x.dtype not in _TYPES:
+        raise DtypeError("x", getattr(x, "dtype", type(x)), _ALLOWED_DTYPES)
     if x.shape != layout.shape:
         raise ShapeError("x.shape", x.shape, f"{layout.shape}, that of the layout")
-    return x if _usable(x) else np.ascontiguousarray(x)
+    return x if _usable(x) else x.copy(order="C")
 
 
 def _usable(x: Array) -> bool:
@@ -261,17 +273,26 @@ def _usable(x: Array) -> bool:
     return bool(x.flags.aligned) and all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
 
 
+def _dense(a: Array) -> Array:
+    """Contiguous and aligned, a copy only if it is not. (np.ascontiguousarray knows no alignment.)"""
+    return a if a.flags.c_contiguous and a.flags.aligned else a.copy(order="C")
+
+
 def _check_out(out: Array, x: Array, layout: Layout) -> None:
-    if not isinstance(out, np.ndarray) or out.shape != x.shape or out.dtype != x.dtype:
+    _check_writeable(out, layout, (x.dtype,), f"{x.dtype}, like x")
+    same = out.__array_interface__["data"] == x.__array_interface__["data"]
+    if not (same and out.strides == x.strides) and np.may_share_memory(out, x):
+        raise OutError("out", "overlaps x", "x itself, or memory of its own")
+
+
+def _check_writeable(out: Array, layout: Layout, dtypes: Collection[np.dtype[Any]], allowed: str) -> None:
+    if not isinstance(out, np.ndarray) or out.shape != layout.shape or out.dtype not in dtypes:
         given = f"{getattr(out, 'dtype', type(out))}{list(getattr(out, 'shape', ()))}"
-        raise OutError("out", given, f"{x.dtype}{list(layout.shape)}, like x")
+        raise OutError("out", given, f"of shape {layout.shape}, {allowed}")
     if not out.flags.writeable:
         raise OutError("out", "read-only", "writeable")
     if any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise OutError("out", "a broadcast array", "one with memory for every element")
-    same = out.__array_interface__["data"] == x.__array_interface__["data"]
-    if not (same and out.strides == x.strides) and np.may_share_memory(out, x):
-        raise OutError("out", "overlaps x", "x itself, or memory of its own")
 
 
 def _strides(x: Array) -> list[int] | None:
@@ -305,8 +326,8 @@ def _given(
     if params is not None:
         check_params(params, layout)
         stored.given = True
-        scales = np.ascontiguousarray(params.scales)
-        zeros = None if params.zero_points is None else np.ascontiguousarray(params.zero_points)
+        scales = _dense(params.scales)
+        zeros = None if params.zero_points is None else _dense(params.zero_points)
         room = Stored(scales, zeros)
         if params.tensor_scale is not None:
             tensor_scale = float(params.tensor_scale)

@@ -124,9 +124,7 @@ class Numbers:
                 f"range {low}..{high} without a zero point cannot hold 0 and a positive value"
             )
         if self.rule == "no_clip" and (low >= 0 or self.zero_point):
-            raise CombinationError(
-                f"rule 'no_clip' needs quant_min < 0 and no zero point, not {low}..{high}"
-            )
+            raise CombinationError(f"rule 'no_clip' needs quant_min < 0 and no zero point, not {low}..{high}")
         if self.rule == "asymmetric" and not self.zero_point:
             raise CombinationError("rule 'asymmetric' needs zero_point=True")
 
@@ -155,20 +153,25 @@ class Numbers:
     @cached_property
     def _spelling(self) -> str:
         base = _BASE_OF.get((self.element, self.scale), self.element)
-        start = Numbers(**_BASES[base])
+        defaults = {field.name: field.default for field in fields(Numbers)} | _BASES[base]
+        own = {name: value for name, value in self._settings() if value != defaults[name]}
+        plain = {name: value for name, value in own.items() if defaults[name] is not None}
+        filled = Numbers(**_BASES[base] | plain)  # with what the fields left None become beside these
         parts = [base]
-        for field in fields(Numbers):
-            value = getattr(self, field.name)
-            if field.name != "element" and value != getattr(start, field.name):
-                parts.append(f"{field.name}={str(value).lower()}")
+        for name, value in own.items():
+            if name in plain or value != getattr(filled, name):
+                parts.append(f"{name}={str(value).lower()}")
         return ",".join(parts)
+
+    def _settings(self) -> list[tuple[str, Any]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(Numbers)]
 
     @property
     def numbers(self) -> Numbers:
         """The shape-free part alone (of a Scheme too)."""
         if type(self) is Numbers:
             return self
-        return Numbers(**{field.name: getattr(self, field.name) for field in fields(Numbers)})
+        return Numbers(**dict(self._settings()))
 
 
 @dataclass(frozen=True, kw_only=True)

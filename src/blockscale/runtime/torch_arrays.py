@@ -107,7 +107,7 @@ def pack(codes: Tensor, element: Format) -> Tensor:
     shifts = torch.arange(element.bits, device=codes.device)
     stream = ((codes[..., None] >> shifts) & 1).flatten(-2)
     stream = torch.nn.functional.pad(stream, [0, -stream.shape[-1] % 8])
-    return _weighed(stream.unflatten(-1, (stream.shape[-1] // 8, 8))).to(storage)
+    return _weighed(stream.reshape(*stream.shape[:-1], stream.shape[-1] // 8, 8)).to(storage)
 
 
 def unpack(stored: Tensor, element: Format, length: int) -> Tensor:
@@ -116,7 +116,8 @@ def unpack(stored: Tensor, element: Format, length: int) -> Tensor:
     if element.packed and stored.ndim:
         shifts = torch.arange(8, device=stored.device)
         stream = ((stored.to(torch.int64)[..., None] >> shifts) & 1).flatten(-2)
-        patterns = _weighed(stream[..., : length * element.bits].unflatten(-1, (length, element.bits)))
+        stream = stream[..., : length * element.bits]
+        patterns = _weighed(stream.reshape(*stored.shape[:-1], length, element.bits))
     if element.is_fixed and element.signed:
         sign = 1 << (element.bits - 1)
         return (patterns ^ sign) - sign

@@ -11,8 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from blockscale.errors import ArgumentError, CombinationError, DtypeError, ScaleError
+from blockscale.errors import (
+    ArgumentError,
+    CodesError,
+    CombinationError,
+    DtypeError,
+    OutError,
+    ScaleError,
+    UnknownNameError,
+)
 from blockscale.numerics import invariants, native
+from blockscale.numerics.formats import FORMATS, Format
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers, numbers_named
 from blockscale.runtime.torch_arrays import DTYPES, STORAGE
@@ -62,18 +71,25 @@ def _legal_scales(numbers: Numbers) -> tuple[int, int, int] | None:
         return None
     if scale.bits == 8:
         return 1, 0, 0x7F
-    infinity = ((1 << scale.exponent_bits) - 1) << scale.mantissa_bits
-    return scale.bits // 8, 1, infinity - 1
+    return _positive(scale)
+
+
+def _positive(number: Format) -> tuple[int, int, int]:
+    infinity = ((1 << number.exponent_bits) - 1) << number.mantissa_bits
+    return number.bits // 8, 1, infinity - 1
+
+
+_POSITIVE = _positive(FORMATS["f32"])
 
 
 # ----------------------------------------------------------------------------------------- checks
 
 
-def type_of(x: Tensor) -> int:
+def type_index(argument: str, dtype: torch.dtype) -> int:
     """Index of the tensor format for the core."""
-    index = TYPE_INDEX.get(x.dtype)
+    index = TYPE_INDEX.get(dtype)
     if index is None:
-        raise DtypeError("x", x.dtype, "float32, bfloat16 or float16; cast it first")
+        raise DtypeError(argument, dtype, "float32, bfloat16 or float16; cast it first")
     return index
 
 
@@ -83,8 +99,43 @@ def check_strided(argument: str, x: Tensor) -> None:
         raise ArgumentError(f"{argument}.layout", kind, "a plain strided tensor; convert it first")
 
 
+def check_gradient(gradient: str) -> None:
+    if gradient not in GRADIENTS:
+        raise UnknownNameError("gradient", gradient, GRADIENTS)
+
+
 def check_codes_exist(numbers: Numbers) -> None:
     native.check_codes_exist(numbers)
+
+
+def check_codes(codes: Tensor, bound: Bound) -> None:
+    """Dtype and shape alone: a code out of range decodes to a number beyond the range, no worse."""
+    check_codes_exist(bound.numbers)
+    if codes.dtype is not bound.code_dtype:
+        invariants.check_codes(bound.layout, codes)
+    if codes.shape != bound.layout.codes_shape:
+        wanted = f"{bound.layout.codes_shape} for shape {bound.layout.shape} in {bound.numbers.element}"
+        raise CodesError("codes shape", tuple(codes.shape), wanted)
+
+
+def check_out(out: Tensor, x: Tensor) -> None:
+    if out.shape != x.shape or out.dtype is not x.dtype or out.device != x.device:
+        given = f"{out.dtype}{list(out.shape)} on {out.device}"
+        raise OutError("out", given, f"{x.dtype}{list(x.shape)} on {x.device}, like x")
+    if any(step == 0 and n > 1 for step, n in zip(out.stride(), out.shape, strict=True)):
+        raise OutError("out", "an expanded tensor", "one with memory for every element")
+    start, other = out.data_ptr(), x.data_ptr()
+    same = start == other and out.stride() == x.stride()
+    if not same and start < other + reach(x) and other < start + reach(out):
+        raise OutError("out", "overlaps x", "x itself, or memory of its own")
+
+
+def reach(x: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    if x.is_contiguous() or x.numel() == 0:
+        return x.nbytes
+    steps = sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True))
+    return (steps + 1) * x.element_size()
 
 
 def checked_params(
@@ -97,14 +148,14 @@ def checked_params(
     )
     layout = bound.layout
     if scale is not None:
-        if not _fine(scale, bound, bound.scale_dtype, bound.legal_scales):
+        if not _fine(scale, bound.scale_shape, bound.scale_dtype, bound.legal_scales):
             invariants.check_scales(layout, scale)
         numbers = bound.numbers
         low, high = numbers.quant_min, numbers.quant_max
         legal = (4, low or 0, high or 0)
-        if zero_point is None or not _fine(zero_point, bound, torch.int32, legal):
+        if zero_point is None or not _fine(zero_point, bound.scale_shape, torch.int32, legal):
             invariants.check_zero_points(layout, zero_point)
-    if tensor_scale is not None:
+    if tensor_scale is not None and not _fine(tensor_scale, (), torch.float32, _POSITIVE):
         invariants.check_tensor_scale(layout, tensor_scale)
     return params
 
@@ -140,9 +191,11 @@ def checked_presence(
     return scale, zero_point, tensor_scale
 
 
-def _fine(given: Tensor, bound: Bound, dtype: torch.dtype, legal: tuple[int, int, int] | None) -> bool:
+def _fine(
+    given: Tensor, shape: tuple[int, ...], dtype: torch.dtype, legal: tuple[int, int, int] | None
+) -> bool:
     """Whether dtype, shape and (on the CPU, where looking costs little) all bit patterns are legal."""
-    if given.dtype is not dtype or given.shape != bound.scale_shape:
+    if given.dtype is not dtype or given.shape != shape:
         return False
     if legal is None:
         return True

@@ -1,0 +1,194 @@
+"""The compiled core equals the reference codec, bit for bit, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockscale.numerics import codec, native
+from blockscale.numerics.arrays import TENSOR_DTYPES
+from blockscale.numerics.codec import Params
+from blockscale.numerics.dialects import DIALECTS
+from blockscale.numerics.formats import ELEMENTS, TENSOR_FORMATS
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.packing import pack
+from blockscale.numerics.scheme import Numbers
+from conformance.core_cases import PLACES, all_numbers, data_for, same_bits, sweep
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CORE = native._core
+ISAS = CORE.available_isas().split()
+SEED = 0x9E3779B97F4A7C15
+
+
+@pytest.fixture(autouse=True)
+def _the_best_set_afterwards() -> Iterator[None]:
+    yield
+    CORE.choose_isa("")
+
+
+@dataclass
+class Expected:
+    """What the reference makes of x: by itself, or with `params` given."""
+
+    x: Array
+    layout: Layout
+    tensor_format: str
+    seed: int
+    params: Params | None = None
+
+    def __post_init__(self) -> None:
+        has_codes = self.layout.numbers.dialect_row.has_codes
+        arguments: dict[str, Any] = {"tensor_format": self.tensor_format, "seed": self.seed}
+        with np.errstate(all="ignore"):
+            self.fake = codec.fake_quantize(self.x, self.layout, self.params, **arguments)
+            if has_codes:
+                codes, self.used = codec.quantize(self.x, self.layout, self.params, **arguments)
+                self.codes = pack(np.asarray(codes), self.layout.numbers.element_format)
+                self.stored = stored(self.used, self.layout.numbers)
+                self.decoded = {f: codec.dequantize(codes, self.layout, self.used, f) for f in TENSOR_FORMATS}
+
+    def check(self, isa: str) -> None:
+        assert CORE.choose_isa(isa)
+        x, layout, seed = self.x, self.layout, self.seed
+        if self.params is None:
+            self.equal("fake_quantize", self.fake, native.fake_quantize(x, layout, seed=seed))
+        if not layout.numbers.dialect_row.has_codes:
+            return
+        known = native.fake_quantize(x, layout, self.stored, seed=seed)
+        self.equal("fake_quantize, given scales", self.fake, known)
+        given = None if self.params is None else self.stored
+        codes, params = native.quantize(x, layout, given, seed=seed)
+        self.equal("codes", self.codes, codes)
+        if given is None:
+            self.equal_params("quantize", params)
+            self.equal_params("choose_params", native.choose_params(x, layout))
+        for f, wanted in self.decoded.items():
+            self.equal(f"dequantize to {f}", wanted, native.dequantize(codes, layout, self.stored, f))
+
+    def equal_params(self, what: str, params: native.Stored) -> None:
+        for name in ("scales", "zero_points", "tensor_scale"):
+            wanted, got = getattr(self.stored, name), getattr(params, name)
+            assert (wanted is None) == (got is None), f"{what}: {name}"
+            if wanted is not None:
+                self.equal(f"{what}: {name}", wanted, got)
+
+    def equal(self, what: str, wanted: Array, got: Array) -> None:
+        equal = same_bits(wanted, got)
+        if equal.all():
+            return
+        at = tuple(np.argwhere(~equal)[0]) if equal.shape == wanted.shape else ()
+        values = (wanted[at], got[at], self.x[at] if self.x.shape == wanted.shape else None)
+        layout = self.layout
+        pytest.fail(
+            f"{what}: {(~equal).sum()} differ in {layout.numbers} {layout.shape} in {layout.block}, "
+            f"{self.tensor_format}, {CORE.isa()}; at {at}: wanted, got, x = {values}"
+        )
+
+
+def stored(params: Params, numbers: Numbers) -> native.Stored:
+    zeros = None if params.zero_points is None else np.asarray(params.zero_points, np.int32)
+    t = None if params.tensor_scale is None else np.asarray(params.tensor_scale, np.float32)
+    return native.Stored(np.asarray(params.scales).astype(native.scale_dtype(numbers)), zeros, t)
+
+
+# --------------------------------------------------------------------------------- every combination
+
+PARTS = 6
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_combination(dialect: str, part: int) -> None:
+    """A small tensor for each, of varying shape, block and dtype; a second one with scales of other data."""
+    mine = [n for n in all_numbers() if n.dialect == dialect][part::PARTS]
+    for i, numbers in enumerate(mine):
+        place = PLACES[(i * 7 + part) % len(PLACES)]
+        tensor_format = TENSOR_FORMATS[(i + part) % 3]
+        layout = Layout(numbers, *place)
+        x = data_for(numbers, layout.shape, tensor_format, i * PARTS + part)
+        cases = [Expected(x, layout, tensor_format, SEED)]
+        if numbers.dialect_row.has_codes:
+            with np.errstate(all="ignore"):
+                other = codec.choose_params(data_for(numbers, layout.shape, tensor_format, i + 99), layout)
+            cases.append(Expected(x, layout, tensor_format, SEED + i, other))
+        for case in cases:
+            for isa in ISAS:
+                case.check(isa)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_combination_with_50_000_values(dialect: str, element: str) -> None:
+    mine = [n for n in all_numbers() if n.dialect == dialect and n.element == element]
+    if not mine:
+        pytest.skip(f"{dialect} has no {element}")
+    for i, numbers in enumerate(mine):
+        for j, tensor_format in enumerate(TENSOR_FORMATS):
+            for layout, x in sweep(numbers, tensor_format, 50_000, 3 * i + j):
+                case = Expected(x, layout, tensor_format, SEED)
+                for isa in ISAS:
+                    case.check(isa)
+
+
+DEFAULTS = [
+    n
+    for n in all_numbers()
+    if n == Numbers(element=n.element, scale=n.scale, tensor_scale=n.tensor_scale, zero_point=n.zero_point)
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("numbers", DEFAULTS, ids=str)
+def test_a_million_values(numbers: Numbers) -> None:
+    """Random bits, random exponents and everything that looks for trouble, in float32."""
+    pieces = sweep(numbers, "f32", 1_000_000, 7)
+    for layout, x in pieces:
+        case = Expected(x, layout, "f32", SEED)
+        for isa in ISAS:
+            case.check(isa)
+
+
+# ------------------------------------------------------------------------------------- special places
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil", "mse"])
+@pytest.mark.parametrize("tensor_format", TENSOR_FORMATS)
+def test_ends_of_the_range(isa: str, rule: str, tensor_format: str) -> None:
+    """Every binade as a block maximum: scales clamp to 2^-127, and outputs overflow at the other end."""
+    dtype = TENSOR_DTYPES[tensor_format]
+    tops = np.ldexp(
+        np.array([1, 1.25, 1.5, 1.75, 1.875, 1.9375, 1.9990234375]), np.arange(-149, 128)[:, None]
+    )
+    tops = tops.astype(np.float32).astype(dtype).reshape(-1, 1)
+    x = (tops.astype(np.float32) * np.linspace(1, -1, 32, dtype=np.float32)).astype(dtype)
+    for element in ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "mxint8"):
+        layout = Layout(Numbers(element=element, rule=rule), x.shape, (1, 32))
+        Expected(x, layout, tensor_format, SEED).check(isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tensor_format", TENSOR_FORMATS)
+def test_every_code_decodes(isa: str, tensor_format: str) -> None:
+    """All codes under all scales that matter: NaN and Inf codes, -128 of mxint8, overflow on the way back."""
+    assert CORE.choose_isa(isa)
+    for element in ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "mxint8"):
+        numbers = Numbers(element=element)
+        width = 1 << numbers.element_format.bits
+        layout = Layout(numbers, (256, width), (1, width))
+        scales = np.arange(256).reshape(256, 1)
+        patterns = np.tile(np.arange(width), (256, 1))
+        if numbers.element_format.is_fixed:
+            patterns = (patterns ^ 128) - 128
+        with np.errstate(all="ignore"):
+            wanted = codec.dequantize(patterns, layout, Params(scales), tensor_format)
+        codes = pack(patterns, numbers.element_format)
+        given = native.Stored(scales.astype(np.uint8))
+        assert same_bits(wanted, native.dequantize(codes, layout, given, tensor_format)).all(), element
