@@ -129,7 +129,10 @@ static void affine_scales(const Numbers& numbers, const uint32_t* negative, cons
     } else if (numbers.rule == Rule::kNoClip) {
       s = greater(low / qmin, high / qmax);
     } else {
-      s = (high * 0.5f - low * 0.5f) / half_range;
+      // Halves only where the span overflows: half of a number near 2^-126 may not be exact.
+      const float span = high - low;
+      const bool fits = span <= kFloatMax;
+      s = (fits ? span : high * 0.5f - low * 0.5f) / (fits ? qmax - qmin : half_range);
     }
     scale[i] = greater(s, least);
   }

@@ -39,7 +39,7 @@ def all_numbers() -> tuple[Numbers, ...]:
                     for rounding in ROUNDINGS:
                         for zero_point in (False, True):
                             for low, high in [(None, None), *RANGES.get(element, [])]:
-                                numbers = _valid(
+                                numbers = valid(
                                     element=element, scale=scale, rule=rule, rounding=rounding,
                                     dialect=dialect, zero_point=zero_point,
                                     tensor_scale=scale == "fp8_e4m3", quant_min=low, quant_max=high,
@@ -58,7 +58,7 @@ def thinned(numbers: tuple[Numbers, ...]) -> tuple[Numbers, ...]:
     )  # fmt: skip
 
 
-def _valid(**fields: Any) -> Numbers | None:
+def valid(**fields: Any) -> Numbers | None:
     try:
         return Numbers(**fields)
     except (CombinationError, ArgumentError):

@@ -13,11 +13,12 @@ from blockscale.numerics import codec, native
 from blockscale.numerics.arrays import TENSOR_DTYPES
 from blockscale.numerics.codec import Params
 from blockscale.numerics.dialects import DIALECTS
-from blockscale.numerics.formats import ELEMENTS, TENSOR_FORMATS
+from blockscale.numerics.formats import ELEMENTS, FORMATS, TENSOR_FORMATS
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.packing import pack
 from blockscale.numerics.scheme import Numbers
-from conformance.core_cases import PLACES, all_numbers, data_for, same_bits, sweep
+from conformance.core_cases import PLACES, all_numbers, data_for, same_bits, sweep, valid
+from conformance.data import least_ranges
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -163,15 +164,39 @@ def test_a_million_values(numbers: Numbers) -> None:
 @pytest.mark.parametrize("tensor_format", TENSOR_FORMATS)
 def test_ends_of_the_range(isa: str, rule: str, tensor_format: str) -> None:
     """Every binade as a block maximum: scales clamp to 2^-127, and outputs overflow at the other end."""
-    dtype = TENSOR_DTYPES[tensor_format]
-    tops = np.ldexp(
-        np.array([1, 1.25, 1.5, 1.75, 1.875, 1.9375, 1.9990234375]), np.arange(-149, 128)[:, None]
-    )
-    tops = tops.astype(np.float32).astype(dtype).reshape(-1, 1)
-    x = (tops.astype(np.float32) * np.linspace(1, -1, 32, dtype=np.float32)).astype(dtype)
+    form, dtype = FORMATS[tensor_format], TENSOR_DTYPES[tensor_format]
+    mantissas = np.array([1, 1.25, 1.5, 1.75, 1.875, 1.9375, 1.9990234375])
+    exponents = np.arange(form.emin - form.mantissa_bits, form.emax + 1)
+    tops = np.minimum(np.ldexp(mantissas, exponents[:, None]), form.max).reshape(-1, 1)
+    x = (tops.astype(dtype).astype(np.float32) * np.linspace(1, -1, 32, dtype=np.float32)).astype(dtype)
     for element in ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "mxint8"):
         layout = Layout(Numbers(element=element, rule=rule), x.shape, (1, 32))
         Expected(x, layout, tensor_format, SEED).check(isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rule", ["symmetric", "no_clip", "asymmetric"])
+@pytest.mark.parametrize("element", ["int2", "uint4", "int8", "int16"])
+def test_least_affine_scales(isa: str, rule: str, element: str) -> None:
+    """Chosen scales next to the least one, and given ones below it: their reciprocals may overflow."""
+    x = least_ranges(blocks=500)
+    for dialect in ("ocp", "torchao"):
+        for scale in ("f32", "bf16", "f16"):
+            unsigned = element.startswith("u")
+            numbers = valid(
+                element=element, scale=scale, rule=rule, dialect=dialect,
+                zero_point=unsigned or rule == "asymmetric",
+            )  # fmt: skip
+            if numbers is None:
+                continue
+            layout = Layout(numbers, x.shape, (1, 32))
+            Expected(x, layout, "f32", SEED).check(isa)
+            least = np.ldexp(1.0, numbers.scale_format.emin - numbers.scale_format.mantissa_bits)
+            scales = (least * np.resize([1, 3, 97], (len(x), 1))).astype(np.float32)
+            zeros = (
+                np.resize([numbers.quant_min, numbers.quant_max], (len(x), 1)) if numbers.zero_point else None
+            )
+            Expected(x, layout, "f32", SEED, Params(scales, zeros)).check(isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
