@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.errors import DtypeError, OutError, ShapeError
+from blockscale.errors import DtypeError, OutError, ScaleError, ShapeError
 from blockscale.numerics.layout import Layout, bind
 from blockscale.numerics.native import Stored, checked_seed
 from blockscale.numerics.scheme import Scheme
@@ -104,10 +105,19 @@ def _given(
     params: Stored | None, tensor_scale: float | Tensor | None, x: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if tensor_scale is not None and not isinstance(tensor_scale, Tensor):
-        tensor_scale = torch.tensor(tensor_scale, dtype=torch.float32, device=x.device)
+        tensor_scale = _scalar(tensor_scale, x)
     if params is None:
         return None, None, tensor_scale
     return params.scales, params.zero_points, params.tensor_scale if tensor_scale is None else tensor_scale
+
+
+def _scalar(value: object, x: Tensor) -> Tensor:
+    """A number as float32 tensor; whether it is a scale is checked by the operator."""
+    if not isinstance(value, int | float | np.generic | np.ndarray):
+        raise DtypeError("tensor_scale", f"of a {type(value).__name__}", "a number or a tensor of shape ()")
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        raise ScaleError("tensor_scale", value, "positive and finite in float32")
+    return torch.tensor(value, dtype=torch.float32, device=x.device)
 
 
 def _stored(layout: Layout | Scheme, scales: Tensor, zeros: Tensor, t: Tensor) -> Stored:
