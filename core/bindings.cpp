@@ -96,6 +96,7 @@ struct Stored {
   float tensor_scale = 1;
   bool tensor_scale_given = false;
   bool given = false;
+  nb::object keep = nb::none();  // what owns the memory, for as long as this is used
 };
 
 bs::Parameters parameters(const Stored& s) {
@@ -131,7 +132,7 @@ NB_MODULE(_core, m) {
       .def_rw("zero_of_underflow", &bs::NumberNames::zero_of_underflow)
       .def_rw("zero_of_tiny", &bs::NumberNames::zero_of_tiny);
 
-  nb::class_<Stored>(m, "Stored", nb::dynamic_attr())
+  nb::class_<Stored>(m, "Stored")
       .def(nb::init<>())
       .def_rw("scales", &Stored::scales)
       .def_rw("scale_bytes", &Stored::scale_bytes)
@@ -144,7 +145,8 @@ NB_MODULE(_core, m) {
           [](const Stored& s) { return std::bit_cast<uint32_t>(s.tensor_scale); },
           [](Stored& s, uint32_t bits) { s.tensor_scale = std::bit_cast<float>(bits); })
       .def_rw("tensor_scale_given", &Stored::tensor_scale_given)
-      .def_rw("given", &Stored::given);
+      .def_rw("given", &Stored::given)
+      .def_rw("keep", &Stored::keep);
 
   nb::class_<bs::Plan>(m, "Plan")
       .def("__init__",

@@ -26,8 +26,7 @@ void store_scales(const Maker& maker, const float* scale, size_t n, int64_t at) 
 }
 
 uint8_t* codes_at(const Maker& maker, int64_t at) {
-  return maker.stored.scales == nullptr ? nullptr
-                                        : static_cast<uint8_t*>(maker.stored.scales) + at;
+  return maker.stored.scales == nullptr ? nullptr : static_cast<uint8_t*>(maker.stored.scales) + at;
 }
 
 void note_overflow(const Maker& maker, ParamBuffer& buffer, size_t n) {
@@ -119,7 +118,8 @@ void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int
     case Family::kAffine:
       kernels.affine_scales(numbers, e.negative, e.amax, n, maker.x_type, p.scale, p.zero);
       store_scales(maker, p.scale, n, at);
-      if (maker.stored.zero_points != nullptr) std::copy_n(p.zero, n, maker.stored.zero_points + at);
+      if (maker.stored.zero_points != nullptr)
+        std::copy_n(p.zero, n, maker.stored.zero_points + at);
       finish_affine(maker, buffer, n);
   }
 }

@@ -28,14 +28,14 @@ class ParamBuffer {
   BlockParams params() { return params_; }
   BlockParams params_from(size_t block) const;
   Extremes extremes() { return extremes_; }
-  int32_t* exponents() { return exponents_; }    // scale exponents of MX
+  int32_t* exponents() { return exponents_; }   // scale exponents of MX
   double* candidates() { return candidates_; }  // three a block: scales of the mse rule
   double* sums() { return sums_; }
   uint8_t* codes() { return codes_; }
   void clear_extremes(size_t blocks);
 
-  // By what the elements of a block are multiplied beforehand, and their results divided: 1, or 2^16 where
-  // 1 / scale would overflow float32 (only where the scale is not clamped to a byte).
+  // By what the elements of a block are multiplied beforehand, and their results divided: 1, or
+  // 2^16 where 1 / scale would overflow float32 (only where the scale is not clamped to a byte).
   float* lift() { return lift_; }
   bool lifted = false;
 

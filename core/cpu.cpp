@@ -34,8 +34,9 @@ bool leaf7(unsigned ebx, unsigned ecx, unsigned long long saved) {
 }  // namespace
 bool has_avx2() { return leaf7(1u << 5 | 1u << 3 | 1u << 8, 0, 0x6); }
 bool has_avx512() {
-  const unsigned ebx = 1u << 5 | 1u << 8 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-  return leaf7(ebx, 1u << 1 | 1u << 6 | 1u << 11, 0xe6);
+  // AVX512F, DQ, CD, BW, VL; VNNI
+  const unsigned ebx = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
+  return has_avx2() && leaf7(ebx, 1u << 11, 0xe6);
 }
 #elif defined(__x86_64__)
 bool has_avx2() {
@@ -45,8 +46,7 @@ bool has_avx2() {
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vbmi") &&
-         __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vnni");
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
 }
 #else
 bool has_avx2() { return false; }
@@ -75,9 +75,9 @@ size_t last_level_cache() {
   return size;
 }
 
-#define BS_DECLARE(isa)       \
-  namespace isa {             \
-  const Kernels& table();     \
+#define BS_DECLARE(isa)   \
+  namespace isa {         \
+  const Kernels& table(); \
   }
 BS_DECLARE(baseline)
 BS_DECLARE(avx2)

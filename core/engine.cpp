@@ -16,8 +16,8 @@ namespace {
 
 enum class What : uint8_t { kFake, kCode, kDecode, kParams };
 
-// How the work is cut. A tile is one outer block (or some of its rows) by some columns; columns start at
-// multiples of 8, so that packed codes of two tiles never share a byte.
+// How the work is cut. A tile is one outer block (or some of its rows) by some columns; columns
+// start at multiples of 8, so that packed codes of two tiles never share a byte.
 struct Tiling {
   int64_t columns;     // a tile
   int64_t rows;        // a tile
@@ -70,7 +70,11 @@ size_t code_bytes(int64_t bits) { return size_t(bits / 8); }
 class Engine {
  public:
   Engine(const Job& job, What what, const Host& host)
-      : job_(job), what_(what), host_(host), g_(job_.geometry), kernels_(*kernels()),
+      : job_(job),
+        what_(what),
+        host_(host),
+        g_(job_.geometry),
+        kernels_(*kernels()),
         maker_{job_.numbers, job_.params, job_.x_type, kernels_} {
     if (job.numbers.family == Family::kAffine) counted_ = kFinite;
     if (job.numbers.nonfinite == Nonfinite::kPass) counted_ = kFinite;
@@ -153,7 +157,7 @@ class Engine {
     const Task task = [](void* argument, int i) {
       auto& s = *static_cast<Shared*>(argument);
       const FloatEnvironment environment;
-      (*s.body)(i, s.count * i / s.tasks, s.count * (i + 1) / s.tasks);
+      (*s.body)(i, s.count* i / s.tasks, s.count * (i + 1) / s.tasks);
     };
     if (tasks == 1) {
       task(&shared, 0);
@@ -166,7 +170,8 @@ class Engine {
   std::vector<std::unique_ptr<Workspace>> workspaces(const Tiling& t) {
     const int64_t n = std::min<int64_t>(threads(), std::max<int64_t>(t.count, 1));
     std::vector<std::unique_ptr<Workspace>> all;
-    for (int64_t i = 0; i < n; ++i) all.push_back(std::make_unique<Workspace>(job_.numbers, t.blocks));
+    for (int64_t i = 0; i < n; ++i)
+      all.push_back(std::make_unique<Workspace>(job_.numbers, t.blocks));
     return all;
   }
 
@@ -326,12 +331,14 @@ class Engine {
     }
   }
 
-  // What rounds to beyond the output's range, as the ordinary conversion does: `store` would saturate.
+  // What rounds to beyond the output's range, as the ordinary conversion does: `store` would
+  // saturate.
   void overflow_to_infinity(float* y, size_t n) const {
     const float least[] = {float_of(kInfBits), 0x1.ffp127f, 65520.0f};
     const float limit = least[int(job_.y_type)];
     const float infinity = float_of(kInfBits);
-    for (size_t i = 0; i < n; ++i) y[i] = y[i] >= limit ? infinity : y[i] <= -limit ? -infinity : y[i];
+    for (size_t i = 0; i < n; ++i)
+      y[i] = y[i] >= limit ? infinity : y[i] <= -limit ? -infinity : y[i];
   }
 
   void put_codes(const Piece& piece, const Offset& row, int64_t column, int64_t block,
@@ -354,7 +361,8 @@ class Engine {
 
   void put_decoded(const Piece& piece, const Offset& row, int64_t column, Workspace& w) {
     const int bits = job_.numbers.element_format().stored_bits();
-    const auto* from = static_cast<const unsigned char*>(job_.x) + code_bytes(row.x + column * bits);
+    const auto* from =
+        static_cast<const unsigned char*>(job_.x) + code_bytes(row.x + column * bits);
     unsigned char* to = output(row, column);
     float* out = writes_directly() ? reinterpret_cast<float*>(to) : w.y;
     if (packed_ != nullptr) {
@@ -420,8 +428,7 @@ class Engine {
   static void raise(uint32_t& target, uint32_t value) {
     std::atomic_ref<uint32_t> shared(target);
     uint32_t seen = shared.load(std::memory_order_relaxed);
-    while (seen < value &&
-           !shared.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    while (seen < value && !shared.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
     }
   }
 

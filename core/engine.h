@@ -1,5 +1,5 @@
-// Walks a tensor with the kernels: extremes, parameters, encoding, decoding. No Python, no allocation of
-// the size of the tensor, no thread of its own.
+// Walks a tensor with the kernels: extremes, parameters, encoding, decoding. No Python, no
+// allocation of the size of the tensor, no thread of its own.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace bs {
 
 // What decodes a tensor: an entry a block in row-major order, in stored form.
 struct StoredParams {
-  void* scales = nullptr;         // bytes (e8m0, fp8), float32, bfloat16 or float16 by scale format
+  void* scales = nullptr;  // bytes (e8m0, fp8), float32, bfloat16 or float16 by scale format
   int32_t* zero_points = nullptr;  // null where the numbers have none
   float tensor_scale = 1;
 };

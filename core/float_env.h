@@ -1,5 +1,5 @@
-// The arithmetic of the core needs subnormals and rounding half to even, whatever the caller has set
-// (torch.set_flush_denormal, say). One object for the length of a task.
+// The arithmetic of the core needs subnormals and rounding half to even, whatever the caller has
+// set (torch.set_flush_denormal, say). One object for the length of a task.
 #pragma once
 
 #include <cstdint>

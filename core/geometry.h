@@ -1,5 +1,5 @@
-// Where elements lie and which block they belong to, brought to one form: rows of one inner dimension,
-// grouped by the blocks of the outer dimensions.
+// Where elements lie and which block they belong to, brought to one form: rows of one inner
+// dimension, grouped by the blocks of the outer dimensions.
 //
 // Dimensions that can be walked as one are merged: [n, 64] with blocks of 32 along the last becomes
 // [n · 64] with blocks of 32; per tensor becomes one dimension that is one block. Merging keeps the
@@ -31,7 +31,8 @@ struct Offset {
 class Geometry {
  public:
   // shape and block (0: whole) as in Layout; strides may be empty for contiguous.
-  // `y_unit`: stride of the last dimension of a contiguous output; `row_bits`: of its row, 0 if dense.
+  // `y_unit`: stride of the last dimension of a contiguous output; `row_bits`: of its row, 0 if
+  // dense.
   static Geometry make(std::span<const int64_t> shape, std::span<const int64_t> block,
                        std::span<const int64_t> x_strides, std::span<const int64_t> y_strides,
                        int64_t y_unit, int64_t row_bits);

@@ -35,12 +35,12 @@ static BS_INLINE uint16_t float_to_half(float value) {
   const uint32_t magnitude = bits & kMagnitude;
   // Below 2^-14: adding 0.5 leaves the float16 subnormal in the low bits, rounded half to even.
   const uint32_t small = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-  const uint32_t normal =
-      (magnitude - ((127 - 15) << 23) + 0x0fff + ((magnitude >> 13) & 1)) >> 13;
+  const uint32_t normal = (magnitude - ((127 - 15) << 23) + 0x0fff + ((magnitude >> 13) & 1)) >> 13;
   const uint32_t finite = magnitude < 0x38800000 ? small : normal;
   const uint32_t saturated = finite > 0x7bff || magnitude >= 0x47800000 ? 0x7bff : finite;
-  const uint32_t result =
-      magnitude > kInfBits ? 0x7e00 : magnitude == kInfBits ? 0x7c00 : saturated;
+  const uint32_t result = magnitude > kInfBits    ? 0x7e00
+                          : magnitude == kInfBits ? 0x7c00
+                                                  : saturated;
   return uint16_t(result | ((bits >> 16) & 0x8000));
 }
 

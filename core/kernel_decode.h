@@ -35,13 +35,16 @@ static BS_INLINE float decoded_float(uint8_t code, float scale) {
   const float r = value_of<ID>(code);
   const float y = r * scale;
   if constexpr (format.specials == Specials::kIeee) {
-    return (bits_of(r) & kMagnitude) == kInfBits ? y : saturated<kSaturate>(y);  // an Inf code stays Inf
+    return (bits_of(r) & kMagnitude) == kInfBits
+               ? y
+               : saturated<kSaturate>(y);  // an Inf code stays Inf
   }
   return saturated<kSaturate>(y);
 }
 
 template <int ID, bool kSaturate>
-static BS_INLINE void decode_run(const uint8_t* codes, size_t n, float scale, float* BS_RESTRICT out) {
+static BS_INLINE void decode_run(const uint8_t* codes, size_t n, float scale,
+                                 float* BS_RESTRICT out) {
   for (size_t i = 0; i < n; ++i) out[i] = decoded_float<ID, kSaturate>(codes[i], scale);
 }
 
@@ -49,7 +52,8 @@ template <int ID, bool kSaturate>
 static void decode_float(const Piece& p, const Numbers&, const uint8_t* codes, const uint16_t*,
                          float* BS_RESTRICT out) {
   if (p.across == Across::kColumns) {
-    for (size_t i = 0; i < p.size; ++i) out[i] = decoded_float<ID, kSaturate>(codes[i], p.params.scale[i]);
+    for (size_t i = 0; i < p.size; ++i)
+      out[i] = decoded_float<ID, kSaturate>(codes[i], p.params.scale[i]);
     return;
   }
   size_t room = p.block - p.skip;
@@ -65,7 +69,8 @@ static void decode_float(const Piece& p, const Numbers&, const uint8_t* codes, c
   }
 }
 
-// step: the value of 1 (2^-6 in mxint8). Codes below `bits` bits arrive as bytes, sign not yet spread.
+// step: the value of 1 (2^-6 in mxint8). Codes below `bits` bits arrive as bytes, sign not yet
+// spread.
 template <class Code>
 static BS_INLINE int32_t signed_value(Code code, int unused_bits, uint32_t flip) {
   const uint32_t pattern = uint32_t(code) << unused_bits >> unused_bits;
@@ -73,7 +78,8 @@ static BS_INLINE int32_t signed_value(Code code, int unused_bits, uint32_t flip)
 }
 
 template <bool kSaturate, class Code>
-static void decode_fixed_from(const Piece& p, const Format& format, const Code* codes, float* BS_RESTRICT out) {
+static void decode_fixed_from(const Piece& p, const Format& format, const Code* codes,
+                              float* BS_RESTRICT out) {
   const uint32_t flip = format.is_signed ? 1u << (format.bits - 1) : 0;
   const int unused = 32 - format.bits;
   const float step = 1.0f / float(1 << format.mantissa_bits);
@@ -90,7 +96,8 @@ static void decode_fixed_from(const Piece& p, const Format& format, const Code* 
     const float scale = p.params.scale[b];
     const int32_t zero = p.params.zero[b];
     for (size_t j = i; j < i + n; ++j) {
-      out[j] = saturated<kSaturate>(float(signed_value(codes[j], unused, flip) - zero) * step * scale);
+      out[j] =
+          saturated<kSaturate>(float(signed_value(codes[j], unused, flip) - zero) * step * scale);
     }
     i += n;
   }

@@ -23,8 +23,8 @@ struct Count {
   constexpr operator size_t() const { return N; }
 };
 
-// Calls run(first element, count, block index) for the part of each block that lies in the piece. Blocks
-// of 32 have a loop of their own, with a constant count and nothing else in it.
+// Calls run(first element, count, block index) for the part of each block that lies in the piece.
+// Blocks of 32 have a loop of their own, with a constant count and nothing else in it.
 template <class Run>
 static BS_INLINE void for_blocks(const Piece& p, Run run) {
   size_t done = 0;
@@ -91,7 +91,6 @@ static void extremes(const Piece& p, uint32_t* negative, uint32_t* positive) {
   });
 }
 
-
 struct One {  // the parameters of one element
   float factor, scale, low, high;
   int32_t zero;
@@ -124,15 +123,15 @@ static BS_INLINE void fake_run(const float* x, size_t n, One one, const Ties& ti
 
 inline constexpr size_t kChunk = 32;
 
-// At most kChunk codes. Integers first: vectors of floats and of bytes differ in length, and one loop over
-// both would be as long as the longer.
+// At most kChunk codes. Integers first: vectors of floats and of bytes differ in length, and one
+// loop over both would be as long as the longer.
 template <class E, class S, class R, class Out>
 static BS_INLINE void code_chunk(const float* x, size_t n, One one, const Ties& ties,
                                  const uint32_t* noise, Out* BS_RESTRICT out) {
   int32_t codes[kChunk];
   for (size_t i = 0; i < n; ++i) {
-    codes[i] = stored_code<E>(encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0),
-                              one.zero);
+    codes[i] =
+        stored_code<E>(encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0), one.zero);
   }
   for (size_t i = 0; i < n; ++i) out[i] = Out(codes[i]);
 }
@@ -169,7 +168,8 @@ static void fake(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out)
   if (p.across == Across::kColumns) {
     const BlockParams& q = p.params;
     for (size_t i = 0; i < p.size; ++i) {
-      const One one{q.factor[i], q.scale[i], kIsFixed<E> ? q.low[i] : 0, kIsFixed<E> ? q.high[i] : 0, 0};
+      const One one{q.factor[i], q.scale[i], kIsFixed<E> ? q.low[i] : 0,
+                    kIsFixed<E> ? q.high[i] : 0, 0};
       out[i] = encode_one<E, S, R>(x[i], one, ties, R::kNoisy ? noise[i] : 0).value * one.scale;
     }
     return;

@@ -1,6 +1,6 @@
-// Squared errors of blocks at three scales, for the `mse` rule. In double, as the definition is: every
-// operation rounds once and the sum goes on in ascending order.
-// Included once per instruction set, inside its namespace.
+// Squared errors of blocks at three scales, for the `mse` rule. In double, as the definition is:
+// every operation rounds once and the sum goes on in ascending order. Included once per instruction
+// set, inside its namespace.
 
 static inline double double_of(uint64_t bits) { return std::bit_cast<double>(bits); }
 static inline uint64_t bits_of_double(double value) { return std::bit_cast<uint64_t>(value); }

@@ -1,6 +1,6 @@
-// Scale and result in one go: MX blocks along a row whose scales are chosen. Reading a block once, with
-// its scale found in passing, is what makes fake-quantize as fast as a copy.
-// Included once per instruction set, inside its namespace.
+// Scale and result in one go: MX blocks along a row whose scales are chosen. Reading a block once,
+// with its scale found in passing, is what makes fake-quantize as fast as a copy. Included once per
+// instruction set, inside its namespace.
 
 // What does not change from block to block.
 struct MxRule {

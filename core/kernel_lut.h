@@ -1,7 +1,7 @@
-// Packed 4- and 6-bit codes to float32 by table: a table of the element's values, multiplied by the scale
-// once a block, and a permutation that looks up 16 codes at a time. Runs of 32 codes; the rest and other
-// processors take the way of kernel_decode.h.
-// Included once per instruction set, inside its namespace.
+// Packed 4- and 6-bit codes to float32 by table: a table of the element's values, multiplied by the
+// scale once a block, and a permutation that looks up 16 codes at a time. Runs of 32 codes; the
+// rest and other processors take the way of kernel_decode.h. Included once per instruction set,
+// inside its namespace.
 
 // 32 codes at `packed`, which start on a byte.
 template <int ID>
@@ -13,7 +13,14 @@ struct Lookup {
   void run16(const uint8_t*, float*) const {}
 };
 
-#if defined(__AVX512VBMI__)
+static BS_INLINE uint32_t load_u32(const uint8_t* p) {
+  uint32_t w;
+  memcpy(&w, p, 4);
+  return w;
+}
+
+// A permutation looks at the low bits of an index alone: codes are shifted down, never masked.
+#if defined(__AVX512BW__)
 
 static BS_INLINE __m512 saturated_table(__m512 t, bool saturate) {
   // A NaN is the second operand, so it stays.
@@ -29,28 +36,21 @@ struct Lookup<k_fp4_e2m1> {
   Lookup() {
     float table[16];
     for (uint32_t i = 0; i < 16; ++i) table[i] = value_of<k_fp4_e2m1>(i);
-    values = _mm512_loadu_ps(table);
-    scaled = values;
+    values = scaled = _mm512_loadu_ps(table);
   }
   BS_INLINE void set_scale(float scale, bool saturate) {
     scaled = saturated_table(_mm512_mul_ps(values, _mm512_set1_ps(scale)), saturate);
   }
   BS_INLINE void run(const uint8_t* packed, float* out) const {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed));
-    __m256i codes = _mm256_cvtepu8_epi16(bytes);
-    codes = _mm256_or_si256(codes, _mm256_slli_epi16(codes, 4));
-    codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
-    const __m512i low = _mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes));
-    const __m512i high = _mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1));
-    _mm512_storeu_ps(out, _mm512_permutexvar_ps(low, scaled));
-    _mm512_storeu_ps(out + 16, _mm512_permutexvar_ps(high, scaled));
+    run16(packed, out);
+    run16(packed + 8, out + 16);
   }
   BS_INLINE void run16(const uint8_t* packed, float* out) const {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed));
-    __m128i codes = _mm_cvtepu8_epi16(bytes);
-    codes = _mm_or_si128(codes, _mm_slli_epi16(codes, 4));
-    codes = _mm_and_si128(codes, _mm_set1_epi8(15));
-    _mm512_storeu_ps(out, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), scaled));
+    const __m512i shifts =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    __m512i words = _mm512_set1_epi32(int32_t(load_u32(packed)));
+    words = _mm512_mask_set1_epi32(words, 0xff00, int32_t(load_u32(packed + 4)));
+    _mm512_storeu_ps(out, _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shifts), scaled));
   }
 };
 
@@ -71,24 +71,28 @@ struct Lookup6 {
     }
   }
   BS_INLINE void run(const uint8_t* packed, float* out) const {
-    // Six bytes to each quarter, then eight fields of 6 bits from each.
-    const __m256i spread = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9, 10, 11, 11, 11, 12, 13,
-                                            14, 15, 16, 17, 17, 17, 18, 19, 20, 21, 22, 23, 23, 23);
-    const __m256i fields = _mm256_set1_epi64x(0x2a241e18120c0600);
-    const __m256i bytes = _mm256_maskz_loadu_epi8(0x00ffffff, packed);
-    const __m256i quarters = _mm256_permutexvar_epi8(spread, bytes);
-    const __m256i codes = _mm256_multishift_epi64_epi8(fields, quarters);
-    store(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), out);
-    store(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)), out + 16);
+    const auto* at = reinterpret_cast<const __m128i*>(packed);
+    store(_mm_loadu_si128(at), out);
+    // The other 12 bytes, without reading beyond them.
+    const auto* end = reinterpret_cast<const __m128i*>(packed + 8);
+    store(_mm_srli_si128(_mm_loadu_si128(end), 4), out + 16);
   }
   BS_INLINE void run16(const uint8_t* packed, float* out) const {
-    uint8_t codes[16];
-    unpack(packed, 16, 6, codes);
-    store(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))), out);
+    store(_mm_maskz_loadu_epi8(0x0fff, packed), out);
   }
-  BS_INLINE void store(__m512i code, float* out) const {
+  // 16 codes in the low 12 bytes.
+  BS_INLINE void store(__m128i bytes, float* out) const {
+    // Three bytes, which are four codes, to each number of a quarter.
+    const __m512i triples =
+        _mm512_set_epi32(0x800b0a09, 0x800b0a09, 0x800b0a09, 0x800b0a09, 0x80080706, 0x80080706,
+                         0x80080706, 0x80080706, 0x80050403, 0x80050403, 0x80050403, 0x80050403,
+                         0x80020100, 0x80020100, 0x80020100, 0x80020100);
+    const __m512i shifts = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 6, 12, 18));
+    const __m512i words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), triples);
+    const __m512i code = _mm512_srlv_epi32(words, shifts);
     const __m512 magnitude = _mm512_permutex2var_ps(scaled[0], code, scaled[1]);
-    const __m512i sign = _mm512_and_si512(_mm512_slli_epi32(code, 26), _mm512_set1_epi32(int(kSign)));
+    const __m512i sign =
+        _mm512_and_si512(_mm512_slli_epi32(code, 26), _mm512_set1_epi32(int(kSign)));
     _mm512_storeu_si512(out, _mm512_or_si512(_mm512_castps_si512(magnitude), sign));
   }
 };
@@ -119,16 +123,15 @@ struct Lookup<k_fp4_e2m1> {
     run16(packed + 8, out + 16);
   }
   BS_INLINE void run16(const uint8_t* packed, float* out) const {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed));
-    __m128i codes = _mm_cvtepu8_epi16(bytes);
-    codes = _mm_or_si128(codes, _mm_slli_epi16(codes, 4));
-    codes = _mm_and_si128(codes, _mm_set1_epi8(15));
-    store(_mm256_cvtepu8_epi32(codes), out);
-    store(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)), out + 8);
+    store(load_u32(packed), out);
+    store(load_u32(packed + 4), out + 8);
   }
-  BS_INLINE void store(__m256i code, float* out) const {
+  BS_INLINE void store(uint32_t codes, float* out) const {
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    const __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(int32_t(codes)), shifts);
     const __m256 magnitude = _mm256_permutevar8x32_ps(scaled, code);
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(code, 28), _mm256_set1_epi32(int(kSign)));
+    const __m256i sign =
+        _mm256_and_si256(_mm256_slli_epi32(code, 28), _mm256_set1_epi32(int(kSign)));
     _mm256_storeu_ps(out, _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign)));
   }
 };

@@ -85,7 +85,8 @@ static void stream_f32(const float* from, float* to, size_t n) {
   for (; i < n; ++i) to[i] = from[i];
 }
 
-// --- codes ------------------------------------------------------------------------------------------
+// --- codes
+// ------------------------------------------------------------------------------------------
 
 static inline uint64_t load_u64(const uint8_t* p) {
   uint64_t w;
@@ -125,10 +126,7 @@ static inline void unpack_bits(const uint8_t* packed, size_t n, int bits, uint8_
   }
 }
 
-#if defined(__BMI2__)
-static inline uint64_t squeeze6(uint64_t w) { return _pext_u64(w, 0x3f3f3f3f3f3f3f3f); }
-static inline uint64_t spread6(uint64_t w) { return _pdep_u64(w, 0x3f3f3f3f3f3f3f3f); }
-#else
+#if !defined(__AVX2__)
 // Eight bytes of 6 bits ↔ 48 bits: pairs, then quads, then both halves.
 static inline uint64_t squeeze6(uint64_t w) {
   w &= 0x3f3f3f3f3f3f3f3f;
@@ -140,6 +138,51 @@ static inline uint64_t spread6(uint64_t w) {
   w = (w & 0x0000000000ffffff) | ((w & 0x0000ffffff000000) << 8);
   w = (w & 0x00000fff00000fff) | ((w & 0x00fff00000fff000) << 4);
   return (w & 0x003f003f003f003f) | ((w & 0x0fc00fc00fc00fc0) << 2);
+}
+#endif
+
+// 32 codes of 6 bits ↔ 24 bytes.
+#if defined(__AVX2__)
+static BS_INLINE void pack_32_of_6(const uint8_t* codes, uint8_t* out) {
+  __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  w = _mm256_and_si256(w, _mm256_set1_epi8(0x3f));
+  w = _mm256_maddubs_epi16(w, _mm256_set1_epi16(0x4001));   // c0 + 64 c1
+  w = _mm256_madd_epi16(w, _mm256_set1_epi32(0x10000001));  // and so on: 24 bits
+  w = _mm256_shuffle_epi8(w, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1)));
+  w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(w));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 16), _mm256_extracti128_si256(w, 1));
+}
+static BS_INLINE void unpack_32_of_6(const uint8_t* packed, uint8_t* codes) {
+  const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed));
+  const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + 8));
+  const __m256i triples =
+      _mm256_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1,  //
+                       4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15, -1);
+  const __m256i w = _mm256_shuffle_epi8(_mm256_set_m128i(high, low), triples);
+  auto field = [](__m256i moved, int mask) {
+    return _mm256_and_si256(moved, _mm256_set1_epi32(mask));
+  };
+  const __m256i even = _mm256_or_si256(field(w, 0x3f), field(_mm256_slli_epi32(w, 4), 0x3f0000));
+  const __m256i odd = _mm256_or_si256(field(_mm256_slli_epi32(w, 2), 0x3f00),
+                                      field(_mm256_slli_epi32(w, 6), 0x3f000000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_or_si256(even, odd));
+}
+#else
+static BS_INLINE void pack_32_of_6(const uint8_t* codes, uint8_t* out) {
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t w = squeeze6(load_u64(codes + 8 * i));
+    memcpy(out + 6 * i, &w, 6);
+  }
+}
+static BS_INLINE void unpack_32_of_6(const uint8_t* packed, uint8_t* codes) {
+  for (int i = 0; i < 4; ++i) {
+    uint64_t w = 0;
+    memcpy(&w, packed + 6 * i, 6);
+    w = spread6(w);
+    memcpy(codes + 8 * i, &w, 8);
+  }
 }
 #endif
 
@@ -158,10 +201,7 @@ static void pack(const uint8_t* codes, size_t n, int bits, uint8_t* out) {
     }
     i = pairs * 2;
   } else if (bits == 6) {
-    for (; i + 8 <= n; i += 8) {
-      const uint64_t w = squeeze6(load_u64(codes + i));
-      memcpy(out + i / 8 * 6, &w, 6);
-    }
+    for (; i + 32 <= n; i += 32) pack_32_of_6(codes + i, out + i / 8 * 6);
   }
   pack_bits(codes + i, n - i, bits, out + i * size_t(bits) / 8);
 }
@@ -181,12 +221,7 @@ static void unpack(const uint8_t* packed, size_t n, int bits, uint8_t* codes) {
     }
     i = pairs * 2;
   } else if (bits == 6) {
-    for (; i + 8 <= n; i += 8) {
-      uint64_t w = 0;
-      memcpy(&w, packed + i / 8 * 6, 6);
-      w = spread6(w);
-      memcpy(codes + i, &w, 8);
-    }
+    for (; i + 32 <= n; i += 32) unpack_32_of_6(packed + i / 8 * 6, codes + i);
   }
   unpack_bits(packed + i * size_t(bits) / 8, n - i, bits, codes + i);
 }

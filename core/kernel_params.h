@@ -32,7 +32,8 @@ static void mx_exponents(const Numbers& numbers, const uint32_t* amax, size_t n,
     const int32_t normal = int32_t(amax[i]);
     const int32_t lowered = int32_t(bits_of(float(normal))) - (149 << 23);
     const int32_t bits = amax[i] < normalise_below ? lowered : normal;
-    const uint32_t raised = uint32_t(bits) + uint32_t(increment);  // of a NaN: anything, but defined
+    const uint32_t raised =
+        uint32_t(bits) + uint32_t(increment);  // of a NaN: anything, but defined
     int32_t e = (int32_t(raised) >> 23) - 127 - emax;
     e = amax[i] >= infinite ? 127 : e;
     e = e < low ? low : e;
@@ -106,16 +107,17 @@ static BS_INLINE float rounded_to_integer(float v) {
 }
 
 // Scales, as float32 on the grid of the scale format, and zero points; the extremes as magnitudes.
-static void affine_scales(const Numbers& numbers, const uint32_t* negative, const uint32_t* positive,
-                          size_t n, TensorType type, float* BS_RESTRICT scale,
-                          int32_t* BS_RESTRICT zero) {
+static void affine_scales(const Numbers& numbers, const uint32_t* negative,
+                          const uint32_t* positive, size_t n, TensorType type,
+                          float* BS_RESTRICT scale, int32_t* BS_RESTRICT zero) {
   const Format& element = numbers.element_format();
   const Format& format = numbers.scale_format();
   const bool fixed = element.kind == Kind::kFixed;
   const float qmin = fixed ? float(numbers.quant_min) : -element.max;
   const float qmax = fixed ? float(numbers.quant_max) : element.max;
   const float half_range = (qmax - qmin) / 2;
-  // The least scale: the smallest normal of the scale format; in torchao's way, of the tensor's type too.
+  // The least scale: the smallest normal of the scale format; in torchao's way, of the tensor's
+  // type too.
   constexpr int tensor_format[] = {k_f32, k_bf16, k_f16};
   float least = power_of_two(format.emin);
   if (numbers.reciprocal) {

@@ -1,5 +1,5 @@
-// One element: scale it, saturate it, round it to the grid. Plain expressions over single values, which
-// the compiler turns into vectors where they are inlined into the loops of kernels.cpp.
+// One element: scale it, saturate it, round it to the grid. Plain expressions over single values,
+// which the compiler turns into vectors where they are inlined into the loops of kernels.cpp.
 // Included once per instruction set, inside its namespace.
 
 // Elements are floats with subnormals, given by their row of FORMATS …
@@ -19,8 +19,8 @@ inline constexpr bool kIsFixed = false;
 template <int F>
 inline constexpr bool kIsFixed<FixedElement<F>> = true;
 
-// v = x · factor or x / factor. v may be NaN: where a given scale meets a NaN (it counts as 0), or in a NaN
-// block, whose factor is NaN (its codes are 0, and its NaN scale makes the values NaN).
+// v = x · factor or x / factor. v may be NaN: where a given scale meets a NaN (it counts as 0), or
+// in a NaN block, whose factor is NaN (its codes are 0, and its NaN scale makes the values NaN).
 struct Multiply {
   static constexpr bool kNumbersOnly = false;
   static BS_INLINE float apply(float x, float factor) { return x * factor; }
@@ -41,16 +41,17 @@ static BS_INLINE float number_or_zero(float v) {
   return float_of((bits & kMagnitude) > kInfBits ? 0 : bits);
 }
 
-// How a rounding differs from half to even, which is done first. All-ones masks; index: v is negative.
+// How a rounding differs from half to even, which is done first. All-ones masks; index: v is
+// negative.
 struct Ties {
-  uint32_t grow[2] = {0, 0};    // a tie that went toward zero goes away from it
-  uint32_t shrink[2] = {0, 0};  // a tie that went away from zero goes toward it
-  uint32_t truncate = 0;        // whatever went away from zero goes back
-  uint32_t nearly = 0;          // half a step less one ulp goes away from zero too
+  uint32_t grow[2] = {0, 0};     // a tie that went toward zero goes away from it
+  uint32_t shrink[2] = {0, 0};   // a tie that went away from zero goes toward it
+  uint32_t truncate = 0;         // whatever went away from zero goes back
+  uint32_t nearly = 0;           // half a step less one ulp goes away from zero too
   uint32_t zero[3] = {0, 0, 0};  // the sign of a result of 0 is kept: Numbers::zero_signs
 
-  // Constants of the element's grid that the compiler shall take for variables: it would make constants
-  // anew in every block.
+  // Constants of the element's grid that the compiler shall take for variables: it would make
+  // constants anew in every block.
   uint32_t magnitude = kMagnitude;
   uint32_t sign = kSign;
   int32_t infinite = int32_t(kInfBits);
@@ -63,7 +64,8 @@ struct Ties {
         smallest((format.emin + 127) << 23),
         anchor((23 - format.mantissa_bits) << 23) {
 #if defined(__GNUC__)
-    asm("" : "+r"(magnitude), "+r"(sign), "+r"(infinite), "+r"(largest), "+r"(smallest), "+r"(anchor));
+    asm(""
+        : "+r"(magnitude), "+r"(sign), "+r"(infinite), "+r"(largest), "+r"(smallest), "+r"(anchor));
 #endif
   }
 };
@@ -98,15 +100,15 @@ struct ByNoise {
 static BS_INLINE uint32_t mask_of(bool condition) { return condition ? 0xffffffffu : 0u; }
 
 struct Rounded {
-  float value;  // on the grid, sign included
+  float value;   // on the grid, sign included
   int32_t code;  // bit pattern of a float; integer relative to the zero point
 };
 
-// |v| and its rounding to a multiple of q, as value and as count of q; common to both element kinds.
-// `d` = |v| - r, exact.
+// |v| and its rounding to a multiple of q, as value and as count of q; common to both element
+// kinds. `d` = |v| - r, exact.
 template <class R>
-static BS_INLINE void settle(float& r, int32_t& k, float d, float q, uint32_t sign, const Ties& ties,
-                          uint32_t noise) {
+static BS_INLINE void settle(float& r, int32_t& k, float d, float q, uint32_t sign,
+                             const Ties& ties, uint32_t noise) {
   const float half = q * 0.5f;
   const uint32_t negative = uint32_t(int32_t(sign) >> 31);
   const uint32_t grow = (ties.grow[0] & ~negative) | (ties.grow[1] & negative);
@@ -116,7 +118,8 @@ static BS_INLINE void settle(float& r, int32_t& k, float d, float q, uint32_t si
   const uint32_t down = (mask_of(d == -half) & shrink) | (mask_of(d < 0) & ties.truncate);
   if constexpr (R::kNoisy) {
     const float rest = d + float_of(bits_of(q) & down);
-    // rest / q · 2^32, exact; below 2^32. In two halves, since vectors convert to signed integers only.
+    // rest / q · 2^32, exact; below 2^32. In two halves, since vectors convert to signed integers
+    // only.
     const float scaled = rest * float_of((254u << 23) - bits_of(q)) * 65536.0f;
     const auto high = uint32_t(int32_t(scaled));
     const auto low = uint32_t(int32_t((scaled - float(int32_t(high))) * 65536.0f));
@@ -161,7 +164,7 @@ static BS_INLINE Rounded round_element(FloatElement<ID>, float x, float v, const
 
 template <class R, int F>
 static BS_INLINE Rounded round_element(FixedElement<F>, float x, float v, const Ties& ties,
-                                    uint32_t noise) {
+                                       uint32_t noise) {
   constexpr float anchor = 1.5f * float(1 << (23 - F));
   constexpr float q = 1.0f / float(1 << F);
   const float sum = v + anchor;
@@ -171,7 +174,8 @@ static BS_INLINE Rounded round_element(FixedElement<F>, float x, float v, const 
     const uint32_t sign = bits_of(v) & kSign;
     float magnitude = float_of(bits_of(r) & kMagnitude);
     int32_t count = k < 0 ? -k : k;
-    settle<R>(magnitude, count, float_of(bits_of(v) & kMagnitude) - magnitude, q, sign, ties, noise);
+    settle<R>(magnitude, count, float_of(bits_of(v) & kMagnitude) - magnitude, q, sign, ties,
+              noise);
     r = float_of(bits_of(magnitude) | (magnitude == 0 ? sign_of_zero(x, v, ties) : sign));
     k = sign ? -count : count;
   }

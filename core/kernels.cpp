@@ -34,7 +34,6 @@ namespace {
 #include "kernel_fused.h"
 #include "kernel_lut.h"
 
-
 // The kernel of a rounding: `choose` is called with a value of its type.
 template <class Choose>
 auto by_rounding(const Numbers& numbers, Choose choose) {
@@ -91,18 +90,16 @@ bool can_fuse(const Numbers& numbers) {
 FusedFakeKernel fused_fake_kernel(const Numbers& numbers) {
   if (!can_fuse(numbers)) return nullptr;
   return by_element(numbers, [&](auto e) {
-    return by_rounding(numbers, [&](auto r) -> FusedFakeKernel {
-      return fused_fake<decltype(e), decltype(r)>;
-    });
+    return by_rounding(
+        numbers, [&](auto r) -> FusedFakeKernel { return fused_fake<decltype(e), decltype(r)>; });
   });
 }
 
 FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
   if (!can_fuse(numbers)) return nullptr;
   return by_element(numbers, [&](auto e) {
-    return by_rounding(numbers, [&](auto r) -> FusedCodeKernel {
-      return fused_code<decltype(e), decltype(r)>;
-    });
+    return by_rounding(
+        numbers, [&](auto r) -> FusedCodeKernel { return fused_code<decltype(e), decltype(r)>; });
   });
 }
 

@@ -1,7 +1,8 @@
 // The vector kernels: compiled once per instruction set, chosen at run time.
 //
-// A kernel works on a piece: up to kPiece consecutive elements of one row, as float32. Where elements
-// lie in memory, which block they belong to and who runs them is geometry.h and engine.cpp.
+// A kernel works on a piece: up to kPiece consecutive elements of one row, as float32. Where
+// elements lie in memory, which block they belong to and who runs them is geometry.h and
+// engine.cpp.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ inline constexpr size_t kPiece = 2048;
 // element has a block of its own (the blocks run across rows).
 enum class Across : uint8_t { kBlocks, kColumns };
 
-// What each block multiplies or divides by, where it saturates and what 0 is. Arrays, a value a block.
+// What each block multiplies or divides by, where it saturates and what 0 is. Arrays, a value a
+// block.
 struct BlockParams {
   float* factor;  // v = x * factor, or x / factor
   float* scale;   // y = r * scale
@@ -52,7 +54,8 @@ using PackedKernel = void (*)(const Piece&, const Numbers&, const uint8_t* packe
 struct Kernels {
   const char* name;
   void (*load[3])(const void* from, ptrdiff_t stride, float* to, size_t n);
-  // Rounds half to even and saturates. `stream`: past the caches; needs a contiguous float32 target.
+  // Rounds half to even and saturates. `stream`: past the caches; needs a contiguous float32
+  // target.
   void (*store[3])(const float* from, void* to, ptrdiff_t stride, size_t n);
   void (*stream)(const float* from, float* to, size_t n);
 

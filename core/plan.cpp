@@ -56,8 +56,8 @@ void check_consistent(const Numbers& n) {
       fits = n.scale == k_e8m0 && (!fixed || n.element == k_mxint8) && rule <= int(Rule::kMse);
       break;
     case Family::kAffine:
-      fits = (n.scale == k_f32 || n.scale == k_bf16 || n.scale == k_f16) &&
-             n.element != k_mxint8 && rule > int(Rule::kMse) && rule < int(Rule::kAmax);
+      fits = (n.scale == k_f32 || n.scale == k_bf16 || n.scale == k_f16) && n.element != k_mxint8 &&
+             rule > int(Rule::kMse) && rule < int(Rule::kAmax);
       break;
     case Family::kTensorScaled:
       fits = n.scale == k_fp8_e4m3 && !fixed && n.rule == Rule::kAmax;
@@ -67,7 +67,8 @@ void check_consistent(const Numbers& n) {
     refuse(std::string("element '") + element.name + "', scale '" + scale.name +
            "' and the rule do not go together");
   }
-  if (n.zero_point && !(n.family == Family::kAffine && fixed)) refuse("zero_point: integers have one");
+  if (n.zero_point && !(n.family == Family::kAffine && fixed))
+    refuse("zero_point: integers have one");
   if (n.int_low < -128 || n.int_low > 0) refuse("int_low: must be -128 … 0");
   if (fixed && n.element != k_mxint8) {
     const bool range = element.min_code <= n.quant_min && n.quant_min < n.quant_max &&
@@ -76,7 +77,9 @@ void check_consistent(const Numbers& n) {
   }
 }
 
-size_t bytes_of(int64_t elements, int type) { return size_t(elements) * size_t(kElementSize[type]); }
+size_t bytes_of(int64_t elements, int type) {
+  return size_t(elements) * size_t(kElementSize[type]);
+}
 
 void check_type(const char* argument, int type) {
   if (type < 0 || type > 2) refuse(std::string(argument) + ": the type must be 0 (f32), 1 or 2");
@@ -216,8 +219,8 @@ void Plan::fake_quantize(const Tensor& x, const Tensor& y, const Parameters& par
                      ? dense_
                      : Geometry::make(shape_, block_, x.strides, y.strides, 1, 0);
   // In memory order, if no order of elements or stored blocks matters.
-  const bool ordered = params.given || numbers_.rounding == Rounding::kStochastic ||
-                       numbers_.rule == Rule::kMse;
+  const bool ordered =
+      params.given || numbers_.rounding == Rounding::kStochastic || numbers_.rule == Rule::kMse;
   if (!y.strides.empty() && !ordered) job.geometry.sort_by_output();
   job.x = x.memory.data;
   job.x_type = TensorType(x.type);
@@ -235,9 +238,8 @@ float Plan::quantize(const Tensor& x, const Memory& codes, const Parameters& par
   if (overlap(x.memory, codes)) refuse("codes: overlap x");
   Job job = this->job(params, true);
   const int bits = numbers_.element_format().stored_bits();
-  job.geometry = x.strides.empty()
-                     ? coded_
-                     : Geometry::make(shape_, block_, x.strides, {}, bits, row_bits_);
+  job.geometry =
+      x.strides.empty() ? coded_ : Geometry::make(shape_, block_, x.strides, {}, bits, row_bits_);
   job.x = x.memory.data;
   job.x_type = TensorType(x.type);
   job.y = codes.data;
@@ -250,8 +252,7 @@ float Plan::choose_params(const Tensor& x, const Parameters& params, const Host&
   if (params.given) refuse("choose_params: chooses, and is given");
   if (!numbers_.has_codes) refuse("dialect: it has no stored scales");
   Job job = this->job(params, true);
-  job.geometry =
-      x.strides.empty() ? dense_ : Geometry::make(shape_, block_, x.strides, {}, 1, 0);
+  job.geometry = x.strides.empty() ? dense_ : Geometry::make(shape_, block_, x.strides, {}, 1, 0);
   job.x = x.memory.data;
   job.x_type = TensorType(x.type);
   return bs::choose_params(job, host);
