@@ -63,6 +63,8 @@ lint: venv ## style, types, layers, generated files
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python tools/generate.py --check
+	$(MAKE) -s stubs STUB=build/_core.pyi
+	diff -u src/blockscale/_core.pyi build/_core.pyi
 
 format: venv ## rewrite sources in the house style
 	$(BIN)/ruff check --fix .
@@ -106,9 +108,10 @@ fuzz: venv ## hypothesis with many examples, then atheris on the native entry po
 	$(BIN)/python $(PIP_INSTALL) atheris
 	$(BIN)/python tools/fuzz.py -max_total_time=$(FUZZ_SECONDS)
 
-stubs: venv ## src/blockscale/_core.pyi from the compiled module
-	$(BIN)/python -m nanobind.stubgen -m blockscale._core -o src/blockscale/_core.pyi
-	$(BIN)/ruff format -q src/blockscale/_core.pyi
+STUB := src/blockscale/_core.pyi
+stubs: venv ## src/blockscale/_core.pyi from the compiled module (lint compares)
+	$(BIN)/python -m nanobind.stubgen -q -m blockscale._core -o $(STUB)
+	$(BIN)/ruff format -q $(STUB)
 
 wheel: venv ## sdist, and the wheel built from it, in dist/
 	$(BIN)/python -m build

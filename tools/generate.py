@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "tools"))
 
 from blockscale.numerics.formats import ELEMENTS, FORMATS, SCALES, Format  # noqa: E402
-from blockscale.numerics.scheme import PRESETS, Scheme, scheme_named  # noqa: E402
+from blockscale.report import tables  # noqa: E402
 
 SPECIALS = {"none": "kNone", "nan": "kNan", "ieee": "kIeee"}
 KINDS = {"float": "kFloat", "fixed": "kFixed", "exponent": "kExponent"}
@@ -43,65 +43,41 @@ def docs_table() -> str:
         "# Number formats",
         "",
         "Written by `python tools/generate.py` from the one table that everything else is derived",
-        "from, `FORMATS` in `src/blockscale/numerics/formats.py`. `blockscale formats` prints it.",
+        "from, `FORMATS` in `src/blockscale/numerics/formats.py`. `blockscale formats --all` prints it.",
         "",
-        "| name | kind | bits | E, M | bias | largest | smallest > 0 | NaN, Inf | is |",
-        "|---|---|---|---|---|---|---|---|---|",
     ]
-    special = {"none": "–", "nan": "NaN", "ieee": "NaN, Inf"}
-    for row in FORMATS.values():
-        widths = f"{row.exponent_bits}, {row.mantissa_bits}" if row.is_float else "–"
-        bias = "–" if row.is_fixed else row.bias
-        nan = "NaN" if row.kind == "exponent" else special[row.specials]
-        lines.append(
-            f"| `{row.name}` | {row.kind} | {row.bits} | {widths} | {bias} | {row.max:.9g} "
-            f"| {row.smallest:.9g} | {nan} | {row.doc} |"
-        )
-    return "\n".join(lines) + "\n"
+    rows = [[f"`{name}`", *rest] for name, *rest in tables.format_rows()]
+    return "\n".join(lines) + "\n" + markdown(tables.FORMAT_HEAD, rows)
 
 
 def short_table() -> str:
-    """FORMATS with the affine integers in one row."""
-    lines = [
-        "| format | bits | E, M | largest | smallest > 0 | NaN, Inf | element | scale |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    special = {"none": "–", "nan": "NaN", "ieee": "NaN, Inf"}
-    integers = [row for row in FORMATS.values() if row.is_fixed and row.mantissa_bits == 0]
-    for row in FORMATS.values():
-        if row in integers:
-            if row is integers[0]:
-                bits = [one.bits for one in integers]
-                lines.append(
-                    f"| `intN`, `uintN` | N = {min(bits)} to {max(bits)} | – | by N | 1 | – | yes | – |"
-                )
-            continue
-        widths = f"{row.exponent_bits}, {row.mantissa_bits}" if row.is_float else "–"
-        nan = "NaN" if row.kind == "exponent" else special[row.specials]
-        uses = ["yes" if row.name in names else "–" for names in (ELEMENTS, SCALES)]
-        lines.append(
-            f"| `{row.name}` | {row.bits} | {widths} | {row.max:.9g} | {row.smallest:.9g} | {nan} "
-            f"| {uses[0]} | {uses[1]} |"
-        )
-    return "\n".join(lines) + "\n"
+    """FORMATS with the affine integers in one row, and what each is for."""
+    rows = []
+    for name, _, bits, widths, _, largest, smallest, specials, _ in tables.format_rows(every=False):
+        if name in FORMATS:
+            uses = ["yes" if name in names else "–" for names in (ELEMENTS, SCALES)]
+        else:
+            name, bits, uses = name.replace(", ", "`, `"), "N = 2 to 16", ["yes", "–"]
+        rows.append([f"`{name}`", bits, widths, largest, smallest, specials, *uses])
+    head = ["format", "bits", "E, M", "largest", "smallest > 0", "NaN, Inf", "element", "scale"]
+    return markdown(head, rows)
 
 
 def presets_table() -> str:
-    lines = ["| preset | element | scale | one scale for | zero point | rule |", "|---|---|---|---|---|---|"]
-    for name in PRESETS:
-        one = scheme_named(name)
-        scale = f"`{one.scale}`" + (" × one f32" if one.tensor_scale else "")
-        zero = "yes" if one.zero_point else "–"
-        lines.append(f"| `{name}` | `{one.element}` | {scale} | {extent(one)} | {zero} | {one.rule} |")
-    return "\n".join(lines) + "\n"
+    rows = []
+    for name, element, scale, extent, zero, rule, _ in tables.preset_rows():
+        first, times, rest = scale.partition(" × ")
+        rows.append([f"`{name}`", f"`{element}`", f"`{first}`{times}{rest}", extent, zero, rule])
+    return markdown(tables.PRESET_HEAD[:-1], rows)
 
 
-def extent(scheme: Scheme) -> str:
-    if not scheme.axes:
-        return "the tensor"
-    if scheme.others == 0:
-        return f"an index of axis {scheme.axes[0]}"
-    return f"{scheme.blocks[0] or 'all'} along axis {scheme.axes[0]}"
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return (
+        "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        .replace("| --- |", "|---|")
+        .replace(" --- |", "---|")
+    )
 
 
 def within_markers(path: Path, parts: dict[str, str]) -> str:

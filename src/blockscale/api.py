@@ -259,8 +259,7 @@ def _array(argument: str, value: Any, x: Any, dtype: str, layout: Layout) -> Any
             )
         if math.prod(shape) != 1:
             raise ScaleError(f"{argument} shape", "that of a number", f"{shape}, one entry a block")
-        if dtype == "int32" and int(value) != value:
-            raise ScaleError(argument, value, "an integer")
+        _check_number(argument, value, dtype)
         return _filled(value, x, dtype, shape)
     if library_of(value) != library_of(x):
         raise DtypeError(argument, f"of a {type(value).__name__}", f"a {_kind(x)}, as x is")
@@ -274,7 +273,17 @@ def _other_forms(layout: Layout) -> Sequence[tuple[int, ...]]:
     """Shapes that stand for layout.scale_shape without doubt: compact, and of a single entry."""
     if layout.per_tensor:
         return [(), (1,), (1,) * layout.rank]
-    return [layout.compact_scale_shape] if layout.per_channel or layout.per_group else []
+    return [layout.compact_scale_shape] if layout.has_compact_form else []
+
+
+def _check_number(argument: str, value: Any, dtype: str) -> None:
+    """What cannot become a number of `dtype`; which numbers are right is checked with the arrays."""
+    if dtype == "int32":
+        whole = value == value and abs(value) < 1 << 31 and int(value) == value
+        if not whole:
+            raise ScaleError(argument, value, "an integer of 32 bits")
+    elif isinstance(value, int) and abs(value) >= 1 << 128:
+        raise ScaleError(argument, value, "finite in float32")
 
 
 def _filled(value: Any, x: Any, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -298,6 +307,8 @@ def _number(tensor_scale: Any) -> float | None:
         raise ScaleError("tensor_scale shape", tensor_scale.shape, "()")
     try:
         return float(tensor_scale)
+    except OverflowError:  # an integer beyond every float
+        return math.inf
     except (TypeError, ValueError):
         raise DtypeError(
             "tensor_scale", f"of a {type(tensor_scale).__name__}", "a number or a numpy array of shape ()"

@@ -41,73 +41,41 @@ def main(debug: bool) -> None:
 
 @main.command()
 @as_json
-def formats(as_json: bool) -> None:
+@click.option("--all", "every", is_flag=True, help="A row for every integer.")
+def formats(as_json: bool, every: bool) -> None:
     """The number formats."""
     from blockscale.numerics.formats import ELEMENTS, FORMATS, SCALES
+    from blockscale.report import tables
 
-    rows = [
+    if not as_json:
+        return _print_table(tables.FORMAT_HEAD, tables.format_rows(every), left=(0, 1, 3, 7, 8))
+    return _print_json([
         {"name": one.name, "kind": one.kind, "bits": one.bits, "exponent_bits": one.exponent_bits,
          "mantissa_bits": one.mantissa_bits, "bias": one.bias, "max": one.max, "smallest": one.smallest,
          "specials": one.specials, "signed": one.signed, "ml_dtype": one.ml_dtype,
          "element": one.name in ELEMENTS, "scale": one.name in SCALES, "doc": one.doc}
         for one in FORMATS.values()
-    ]  # fmt: skip
-    if as_json:
-        return _print_json(rows)
-    special = {"none": "–", "nan": "NaN", "ieee": "NaN, Inf"}
-    _print_table(
-        ["name", "kind", "bits", "E, M", "bias", "largest", "smallest > 0", "NaN, Inf", "is"],
-        [
-            [one.name, one.kind, str(one.bits),
-             f"{one.exponent_bits}, {one.mantissa_bits}" if one.is_float else "–",
-             "–" if one.is_fixed else str(one.bias), f"{one.max:.9g}", f"{one.smallest:.9g}",
-             "NaN" if one.kind == "exponent" else special[one.specials], one.doc]
-            for one in FORMATS.values()
-        ],
-        left=(0, 1, 3, 7, 8),
-    )  # fmt: skip
-    return None
+    ])  # fmt: skip
 
 
 @main.command()
 @as_json
 def presets(as_json: bool) -> None:
-    """The named schemes; more names can be made of them."""
+    """The named schemes, and how to name others."""
     from dataclasses import asdict
 
     from blockscale.numerics.scheme import PRESETS, scheme_named
+    from blockscale.report import tables
 
-    schemes = {name: scheme_named(name) for name in PRESETS}
     if as_json:
-        return _print_json([{"preset": name, **asdict(scheme)} for name, scheme in schemes.items()])
-    _print_table(
-        ["preset", "element", "scale", "one scale for", "zero point", "rule", "rounding"],
-        [
-            [name, one.element, one.scale + (" × f32" if one.tensor_scale else ""), _extent(one),
-             "yes" if one.zero_point else "no", str(one.rule), str(one.rounding)]
-            for name, one in schemes.items()
-        ],
-        left=range(7),
-    )  # fmt: skip
-    _console().print(
-        "Any intN or uintN (2 to 16 bits) and fp8, fp6, fp4 element takes -channel, -token, -g<size> or "
-        "nothing (one scale for all);\nsettings follow after commas: mxfp4,rule=rceil  "
-        "int4-g128,scale=bf16,dialect=torchao",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    return None
-
-
-def _extent(scheme: Any) -> str:
-    if not scheme.axes:
-        return "the tensor"
-    if scheme.others == 0:
-        return f"an index of axis {scheme.axes[0]}"
-    return (
-        f"axis {scheme.axes[0]}"
-        if scheme.blocks == (0,)
-        else f"{scheme.blocks[0]} along axis {scheme.axes[0]}"
+        return _print_json([{"preset": name, **asdict(scheme_named(name))} for name in PRESETS])
+    _print_table(tables.PRESET_HEAD, tables.preset_rows(), left=range(7))
+    click.echo(
+        "Others are named by rule: any intN or uintN (2 to 16 bits), fp8, fp6 or fp4 element takes -channel,\n"
+        "-token, -g<size> or nothing (one scale for all); settings follow after commas:\n"
+        "    int6-g64    mxfp4,rule=rceil    int4-g128,scale=bf16,dialect=torchao"
     )
+    return None
 
 
 @main.command()
@@ -148,7 +116,10 @@ def doctor(as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @as_json
 def inspect(file: Path, as_json: bool) -> None:
-    """The tensors of a safetensors FILE, and which of them are block-scaled weights."""
+    """Tensors and block-scaled weights of a safetensors FILE.
+
+    Only the header is read, and nothing in it is trusted.
+    """
     from blockscale.report.checkpoint import recognized
     from blockscale.report.safetensors import read_header
 
@@ -188,13 +159,23 @@ def bench() -> None:
 
 @bench.command()
 @click.option("--format", "names", multiple=True, help="Preset to measure; may be repeated.")
-@click.option("--threads", multiple=True, type=click.IntRange(1, 256), default=(1, 2), show_default=True)
 @click.option(
-    "--seconds", type=click.FloatRange(0, 10), default=0.03, show_default=True, help="A measurement."
+    "--threads",
+    multiple=True,
+    type=click.IntRange(1, 256),
+    default=(1, 2),
+    show_default=True,
+    help="Number of threads; may be repeated.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, 10), default=0.03, show_default=True, help="For each measurement."
 )
 @as_json
 def codec(names: tuple[str, ...], threads: tuple[int, ...], seconds: float, as_json: bool) -> None:
-    """Elements a second of quantize, dequantize and both, and the time beside a plain copy."""
+    """Speed of quantize, dequantize and both.
+
+    In elements a second, and as time beside a plain copy of the same memory.
+    """
     from blockscale.report import bench
 
     rows = []
@@ -243,7 +224,7 @@ def demo(as_json: bool, report: Path | None) -> None:
         report.write_text(_json(demo.as_json(model, results)) + "\n", encoding="utf-8")
     if as_json:
         return _print_json(demo.as_json(model, results))
-    _print_table(*demo_text.presets(model, results), left=(0,))
+    _print_table(*demo_text.presets(model, results), left=(0, 1, 6))
     _print_table(*demo_text.worst(results), left=(0, 1, 2))
     click.echo(demo_text.closing(results))
     return None
@@ -284,12 +265,16 @@ def _print_table(head: list[str], rows: list[list[str]], left: Any) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD if head else None, show_header=bool(head), pad_edge=False)
+    console = _console()
     for index in range(len(rows[0]) if rows else len(head)):
         side = "left" if index in left else "right"
         table.add_column(head[index] if head else "", justify=side, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(_printable(cell)) for cell in row))
-    _console().print(table, highlight=False)
+    with console.capture() as capture:
+        console.print(table, highlight=False)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    click.echo("\n" + "\n".join(line for line in lines if line) + "\n")
 
 
 def _printable(text: str) -> str:

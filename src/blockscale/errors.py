@@ -13,6 +13,8 @@ BlockscaleError
 ├── DtypeError (TypeError)         an array or tensor of a dtype that is not taken
 ├── CombinationError (ValueError)  values that are allowed, but not together
 ├── MoveError (ValueError)         a reshape, slice, … that the scales cannot follow
+├── RecipeError (ValueError)       a recipe that does not fit the model
+├── CalibrationError (ValueError)  calibration data that is missing, not finite or does not fit
 ├── FileError (ValueError)         a file that cannot be read as what it claims to be
 └── InstallationError (RuntimeError)  something this machine or installation lacks
 """
@@ -40,9 +42,9 @@ class ArgumentError(BlockscaleError, ValueError):
 class UnknownNameError(ArgumentError):
     """A name that stands for nothing; carries the names that do."""
 
-    def __init__(self, argument: str, value: object, names: Iterable[str]) -> None:
+    def __init__(self, argument: str, value: object, names: Iterable[str], also: str = "") -> None:
         self.names = tuple(names)
-        allowed = "allowed are " + ", ".join(self.names)
+        allowed = "allowed are " + ", ".join(self.names) + also
         close = difflib.get_close_matches(str(value), self.names, n=1)
         if close:
             allowed += f"; did you mean {close[0]!r}?"
@@ -95,6 +97,14 @@ class MoveError(BlockscaleError, ValueError):
     """The scales cannot follow a reshape, permute, slice, cat or split."""
 
 
+class RecipeError(BlockscaleError, ValueError):
+    """A rule matches nothing, or a tensor cannot take its layout."""
+
+
+class CalibrationError(BlockscaleError, ValueError):
+    """Calibration data is missing, not finite, or its shape does not fit the scales."""
+
+
 class FileError(BlockscaleError, ValueError):
     """A file is not what it claims to be."""
 
@@ -104,5 +114,8 @@ class InstallationError(BlockscaleError, RuntimeError):
 
 
 def _shown(value: object) -> str:
+    """On one line; of an array its kind and not its elements."""
+    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape != ():
+        return f"{value.dtype}{list(value.shape)}"
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -44,23 +44,79 @@ def test_scale_shape_is_the_number_of_blocks(data: st.DataObject, shape: tuple[i
         assert spread.shape == shape and (spread >= x).all()
 
 
-@given(st.data(), st.lists(st.integers(1, 9), max_size=3).map(tuple))
-def test_block_of_scale_is_the_inverse_where_it_divides(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    divisors = [[d for d in range(1, n + 1) if n % d == 0] for n in shape]
-    block = tuple(data.draw(st.sampled_from(d)) for d in divisors)
+@given(st.data(), st.lists(st.integers(0, 40), max_size=3).map(tuple))
+def test_block_of_scale_is_the_inverse_of_scale_shape(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    """Of every block if it is given; without, of 1, the whole and powers of two that divide."""
+    block = tuple(data.draw(st.integers(0, n + 1)) for n in shape)
     scale_shape = Layout(DYNAMIC, shape, block).scale_shape
-    assert Layout(DYNAMIC, shape, block_of_scale(shape, scale_shape)).scale_shape == scale_shape
     assert block_of_scale(shape, scale_shape, block) == block
+    plain = tuple(
+        data.draw(st.sampled_from([0, *(b for b in (1, 2, 4, 8, 16) if n % b == 0)])) for n in shape
+    )
+    scale_shape = Layout(DYNAMIC, shape, plain).scale_shape
+    inferred = Layout(DYNAMIC, shape, block_of_scale(shape, scale_shape))
+    assert inferred.scale_shape == scale_shape
+    for n, b, found in zip(shape, plain, inferred.block, strict=True):
+        assert (found or n) == (b or n) or n == 0
+
+
+@given(st.integers(1, 200), st.integers(0, 220))
+def test_block_of_scale_guesses_nothing(n: int, groups: int) -> None:
+    """What is inferred is the only block that fits, or an exact power of two."""
+    fits = [b for b in range(1, n + 1) if -(-n // b) == groups]
+    try:
+        (found,) = block_of_scale((n,), (groups,))
+    except ScaleError as error:
+        if fits:
+            assert f"{fits[0]} to {fits[-1]}; give the block" in str(error)
+        else:
+            assert f"no block makes {groups}" in str(error)
+    else:
+        found = found or n
+        assert found in fits
+        assert found in (1, n) or (n % found == 0 and found & (found - 1) == 0)
 
 
 def test_block_of_scale_asks_where_several_fit() -> None:
-    with pytest.raises(ScaleError, match="give the block"):
-        block_of_scale((41,), (2,))
-    assert block_of_scale((41,), (2,), (32,)) == (32,)
-    with pytest.raises(ScaleError):
+    with pytest.raises(ScaleError, match=r"2 scales for 40 elements .* blocks of 20 to 39; give the block"):
+        block_of_scale((40,), (2,))
+    assert block_of_scale((40,), (2,), (32,)) == (32,)
+    with pytest.raises(ScaleError, match="no block makes 64 scales of the 4 elements in dimension 0"):
         block_of_scale((4, 64), (64, 4))  # transposed
     with pytest.raises(ScaleError, match="full rank"):
         block_of_scale((4, 64), (4,))
+
+
+@given(st.data(), st.lists(st.integers(0, 5), max_size=4).map(tuple))
+def test_kinds_of_blocks_are_a_partition(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    layout = Layout(STATIC, shape, tuple(data.draw(st.integers(0, 3)) for _ in shape))
+    kinds = [layout.per_tensor, layout.per_channel, layout.per_group, layout.blockwise]
+    assert kinds.count(True) == 1
+    several = [n for n in layout.scale_shape if n != 1]
+    cut = [n for n, size in zip(layout.scale_shape, shape, strict=True) if 1 < n < size]
+    assert layout.per_tensor == (not several)
+    assert layout.per_channel == (len(several) == 1 and not cut)
+    assert layout.per_group == (len(cut) == 1)
+    if layout.has_compact_form:
+        assert layout.compact_scale_shape == tuple(several)
+
+
+@pytest.mark.parametrize(
+    ("block", "kind", "compact"),
+    [((0, 0), "per_tensor", ()), ((8, 64), "per_tensor", ()), ((1, 0), "per_channel", (4,)),
+     ((0, 1), "per_channel", (64,)), ((1, 32), "per_group", (4, 2)), ((2, 1), "per_group", (2, 64)),
+     ((0, 32), "per_group", None), ((2, 0), "per_group", None), ((2, 32), "blockwise", None),
+     ((1, 1), "blockwise", None)],
+)  # fmt: skip
+def test_kinds_of_blocks(block: tuple[int, int], kind: str, compact: tuple[int, ...] | None) -> None:
+    layout = Layout(STATIC, (4, 64), block)
+    assert getattr(layout, kind)
+    assert layout.has_compact_form == (compact is not None)
+    if compact is not None:
+        assert layout.compact_scale_shape == compact
+    else:
+        with pytest.raises(ScaleError, match="no compact form"):
+            _ = layout.compact_scale_shape
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8", "int8-channel", "int8-token", "int4-g32"])
@@ -150,7 +206,7 @@ def test_trap_14_a_scale_shape_alone_does_not_make_channels() -> None:
     assert Layout(STATIC, (4, 64), (1, 16)).channel_axis is None
     assert Layout(STATIC, (4, 64), (0, 0)).channel_axis == 0
     for layout in (groups, halves):
-        assert layout.blockwise
+        assert layout.per_group and not layout.has_compact_form
 
 
 # ------------------------------------------------------------------------------------ lifted

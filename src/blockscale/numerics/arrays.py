@@ -115,7 +115,7 @@ class NumpyArrays:
         return table[index]
 
 
-def _tensor_dtypes() -> dict[str, Any]:
+def _tensor_dtypes() -> dict[str, np.dtype[Any]]:
     import ml_dtypes
 
     return {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16),

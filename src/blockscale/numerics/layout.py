@@ -67,6 +67,13 @@ class Layout:
         return math.prod(self.shape)
 
     # ------------------------------------------------------------------ what kind of blocks
+    #
+    # Every layout is exactly one of these; n is the number of scales along a dimension, N its size:
+    #
+    #   per_tensor    n = 1 in every dimension
+    #   per_channel   n = N ≠ 1 in one dimension, n = 1 in the others
+    #   per_group     1 < n < N in one dimension, n = 1 or N in the others
+    #   blockwise     anything else: 1 < n < N in several dimensions, or in none and n = N ≠ 1 in several
 
     @property
     def per_tensor(self) -> bool:
@@ -86,20 +93,14 @@ class Layout:
         axis = self.channel_axis
         return axis is not None and not self.per_tensor and self.scale_shape[axis] == self.shape[axis]
 
-    @cached_property
-    def _grouped_axes(self) -> tuple[int, ...]:
-        """Dimensions cut into several blocks of several elements."""
-        pairs = enumerate(zip(self.scale_shape, self.shape, strict=True))
-        return tuple(i for i, (groups, n) in pairs if 1 < groups < n)
-
     @property
     def per_group(self) -> bool:
-        """One dimension is cut into groups; in each other one blocks are 1 or the whole."""
-        return len(self._grouped_axes) == 1
+        """Groups along one dimension."""
+        pairs = zip(self.scale_shape, self.shape, strict=True)
+        return sum(1 < n < size for n, size in pairs) == 1
 
     @property
     def blockwise(self) -> bool:
-        """None of the above: blocks over several dimensions, or several channel dimensions."""
         return not (self.per_tensor or self.per_channel or self.per_group)
 
     @cached_property
@@ -108,15 +109,19 @@ class Layout:
         return tuple(i for i, b in enumerate(self.block) if b != 1)
 
     @property
+    def has_compact_form(self) -> bool:
+        """Per tensor, per channel, or groups beside one dimension of channels (block 1)."""
+        return self.per_tensor or self.per_channel or (self.per_group and self.block.count(1) == 1)
+
+    @property
     def compact_scale_shape(self) -> tuple[int, ...]:
         """Scale shape without its dimensions of 1: [K] per channel, [K, groups] per group."""
-        has_channel = 1 in self.block
-        if not (self.per_tensor or self.per_channel or (self.per_group and has_channel)):
+        if not self.has_compact_form:
             raise ScaleError(
                 "scale shape",
                 self.scale_shape,
-                f"on shape {self.shape} it is neither per tensor, per channel nor per group, "
-                "so it has no compact form",
+                f"on shape {self.shape} it is neither per tensor, per channel nor in groups with "
+                "one dimension of channels, so it has no compact form",
             )
         return tuple(n for n in self.scale_shape if n != 1)
 
@@ -143,7 +148,7 @@ def bind(scheme: Scheme, shape: Sequence[int]) -> Layout:
     """The layout of `scheme` on `shape`. A tensor of rank 0 counts as one element of axis 0."""
     shape = checked_shape(shape)
     rank = len(shape)
-    block = [scheme.others] * rank
+    block: list[int] = [scheme.others] * rank
     seen: set[int] = set()
     for axis, size in zip(scheme.axes, scheme.blocks, strict=True):
         limit = max(rank, 1)
@@ -166,7 +171,7 @@ def layout_named(text: str, shape: tuple[int, ...]) -> Layout:
 def block_of_scale(
     shape: Sequence[int], scale_shape: Sequence[int], block: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The block that a full-rank scale stands for.
+    """The block that a full-rank scale stands for; with `block`, that it is so.
 
     It is inferred only where nothing else is likely: 1, the whole dimension, or an exact quotient
     that is a power of two. (40 elements with two scales are blocks of 20, or of 32 with a short one.)
@@ -189,16 +194,27 @@ def block_of_scale(
                 f"{found.scale_shape} for shape {shape} in blocks of {tuple(block)}",
             )  # fmt: skip
         return found.block
-    result = []
-    for n, groups in zip(shape, scale_shape, strict=True):
-        if groups == 1:
-            result.append(0 if n != 1 else 1)
-        elif groups > 0 and n % groups == 0 and (n // groups).bit_count() == 1:
-            result.append(n // groups)
-        else:
-            raise ScaleError(
-                "scale shape", scale_shape,
-                f"each dimension must divide that of the tensor, {shape}; give the block where the "
-                "last one is short",
-            )  # fmt: skip
-    return tuple(result)
+    return tuple(_inferred_block(shape, scale_shape, axis) for axis in range(len(shape)))
+
+
+def _inferred_block(shape: tuple[int, ...], scale_shape: tuple[int, ...], axis: int) -> int:
+    n, groups = shape[axis], scale_shape[axis]
+    if groups == n:
+        return 1
+    if groups == 1:
+        return 0
+    if 0 < groups < n and n % groups == 0 and (n // groups).bit_count() == 1:
+        return n // groups
+    least = -(-n // groups) if groups > 0 else 0
+    most = (n - 1) // (groups - 1) if 1 < groups < n else -1
+    if least > most:
+        raise ScaleError(
+            "scale shape",
+            scale_shape,
+            f"no block makes {groups} scales of the {n} elements in dimension {axis}",
+        )
+    raise ScaleError(
+        "scale shape", scale_shape,
+        f"{groups} scales for {n} elements in dimension {axis} may be blocks of {least} to {most}; "
+        f"give the block, in a Layout or a scheme such as int8-g{least}",
+    )  # fmt: skip

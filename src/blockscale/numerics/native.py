@@ -104,6 +104,8 @@ def scale_dtype(numbers: Numbers) -> np.dtype[Any]:
 
 
 def checked_seed(seed: int) -> int:
+    if not hasattr(seed, "__index__"):
+        raise ArgumentError("seed", seed, "an integer from 0 to 2^64 - 1")
     seed = operator.index(seed)
     if not 0 <= seed < 1 << 64:
         raise ArgumentError("seed", seed, "from 0 to 2^64 - 1")
@@ -236,7 +238,11 @@ def check_params(params: Stored, layout: Layout) -> None:
 def check_zero_points(zeros: Array | None, layout: Layout) -> None:
     numbers = layout.numbers
     if (zeros is not None) != numbers.zero_point:
-        allowed = "given" if numbers.zero_point else "None: these numbers have no zero point"
+        allowed = (
+            f"given with the scale, for {numbers.element}"
+            if numbers.zero_point
+            else f"None: {numbers.element} has none here"
+        )
         raise ScaleError("zero_point", zeros, allowed)
     if zeros is None:
         return
@@ -260,7 +266,7 @@ def checked_tensor_scale(value: float, layout: Layout) -> float:
     return rounded
 
 
-def _input(x: Array, layout: Layout) -> Array:
+def _input(x: Any, layout: Layout) -> Array:
     if not isinstance(x, np.ndarray) or x.dtype not in _TYPES:
         raise DtypeError("x", getattr(x, "dtype", type(x)), _ALLOWED_DTYPES)
     if x.shape != layout.shape:
@@ -285,7 +291,7 @@ def _check_out(out: Array, x: Array, layout: Layout) -> None:
         raise OutError("out", "overlaps x", "x itself, or memory of its own")
 
 
-def _check_writeable(out: Array, layout: Layout, dtypes: Collection[np.dtype[Any]], allowed: str) -> None:
+def _check_writeable(out: Any, layout: Layout, dtypes: Collection[np.dtype[Any]], allowed: str) -> None:
     if not isinstance(out, np.ndarray) or out.shape != layout.shape or out.dtype not in dtypes:
         given = f"{getattr(out, 'dtype', type(out))}{list(getattr(out, 'shape', ()))}"
         raise OutError("out", given, f"of shape {layout.shape}, {allowed}")
@@ -303,7 +309,7 @@ def _reach(x: Array) -> int:
     """Bytes from the first to the last element."""
     if x.size == 0:
         return 0
-    return sum(s * (n - 1) for s, n in zip(x.strides, x.shape, strict=True)) + x.itemsize
+    return int(sum(s * (n - 1) for s, n in zip(x.strides, x.shape, strict=True)) + x.itemsize)
 
 
 def _empty_params(layout: Layout) -> Stored:

@@ -5,7 +5,7 @@ and a block, free of rank: what presets and recipes name. `numerics.layout` bind
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from blockscale.numerics.dialects import (
     Dialect,
     dialect_named,
 )
-from blockscale.numerics.formats import ELEMENTS, MX_ELEMENTS, SCALES, Format, format_named
+from blockscale.numerics.formats import ELEMENTS, INT_ELEMENTS, MX_ELEMENTS, SCALES, Format, format_named
 
 Family = Literal["mx", "affine", "tensor_scaled"]
 
@@ -192,8 +192,7 @@ class Scheme(Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        axes = (self.axis,) if _is_int(self.axis) else tuple(self.axis)  # type: ignore[arg-type]
-        blocks = (self.block,) if _is_int(self.block) else tuple(self.block)  # type: ignore[arg-type]
+        axes, blocks = _entries(self.axis), _entries(self.block)
         for axis in axes:
             if not _is_int(axis):
                 raise AxisError("axis", self.axis, "an integer or a tuple of integers")
@@ -223,6 +222,10 @@ class Scheme(Numbers):
     def blocks(self) -> tuple[int, ...]:
         assert isinstance(self.block, tuple)
         return self.block
+
+
+def _entries(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (value,)
 
 
 def _is_int(value: object) -> bool:
@@ -259,12 +262,18 @@ PRESETS = (
 _PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g(?P<group>\d+)))?$")
 
 
+def _unknown_format(name: str) -> UnknownNameError:
+    bases = (base for base in _BASES if base not in PRESETS and base not in INT_ELEMENTS)
+    also = "; every intN and uintN of 2 to 16 bits; and these and fp8, fp6, fp4 with -channel, -token or -g<size>"
+    return UnknownNameError("format", name, (*PRESETS, *bases), also)
+
+
 @lru_cache(maxsize=4096)
 def numbers_named(text: str) -> Numbers:
     """Read `base` or `base,key=value,…`, the inverse of `str(numbers)`."""
     base, *settings = text.split(",")
     if base not in _BASES:
-        raise UnknownNameError("format", base, (*PRESETS, *_BASES))
+        raise _unknown_format(base)
     arguments = dict(_BASES[base])
     known = {field.name for field in fields(Numbers)}
     for setting in settings:
@@ -299,7 +308,7 @@ def scheme_named(text: str) -> Scheme:
     match = _PLACE.match(head)
     base = match["base"] if match else head
     if match is None or base not in _BASES:
-        raise UnknownNameError("format", head, (*PRESETS, *(b for b in _BASES if b not in PRESETS)))
+        raise _unknown_format(head)
     numbers = numbers_named(base + comma + settings)
     place: Mapping[str, Any]
     if numbers.family != "affine":
@@ -309,12 +318,13 @@ def scheme_named(text: str) -> Scheme:
     elif match["group"]:
         place = {"axis": -1, "block": int(match["group"])}
     else:
-        place = {
+        places: dict[str | None, Mapping[str, Any]] = {
             None: {"axis": (), "block": (), "others": 0},
             "tensor": {"axis": (), "block": (), "others": 0},
             "channel": {"axis": 0, "block": 1, "others": 0},
             "token": {"axis": -1, "block": 0, "others": 1},
-        }[match["place"]]
+        }
+        place = places[match["place"]]
     if match["group"] and int(match["group"]) == 0:
         raise BlockError("block", head, "a positive group size")
     return Scheme(**asdict(numbers), **place)
@@ -340,7 +350,7 @@ def refined(
         if block is None and not _is_int(axis) and len(scheme.blocks) == 1:
             block = scheme.blocks[0]
     if block is not None:
-        if block == 0 or (not _is_int(block) and 0 in tuple(block)):  # type: ignore[arg-type]
+        if 0 in _entries(block):
             raise BlockError("block", block, "positive; name a scheme for whole dimensions")
         changes["block"] = block
     if rule is not None:

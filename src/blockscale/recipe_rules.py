@@ -1,0 +1,340 @@
+"""`Operand`: one tensor at one operator, as a rule sees it. `Rule`: conditions, and a layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import translate
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from blockscale.errors import (
+    ArgumentError,
+    BlockscaleError,
+    CombinationError,
+    RecipeError,
+    UnknownNameError,
+)
+from blockscale.numerics.layout import bind
+from blockscale.numerics.scheme import Scheme, refined, scheme_named
+
+ROLES = ("input", "weight", "bias", "output")
+USES = ("linear", "attention", "residual", "norm", "embedding", "other")
+DTYPES = ("f32", "bf16", "f16")  # what numerics takes; other operands can only stay as they are
+
+FLOAT = "float"
+
+# What a rule without a role is about. A layout of a bias never is what was meant, that of an output seldom.
+_ROLES_OF_LAYOUT = ("input", "weight")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor at one operator. The same tensor read by two operators is two operands.
+
+    node     the operator's name: module path for torch ("model.layers.0.mlp.up_proj"), node name for ONNX
+    kind     kind of operator, a row of OPS: linear conv matmul embedding rms_norm add softmax sdpa …
+    role     "input", "weight", "bias" or "output"; index: which input or output
+    tensor   the tensor's name (a parameter's full name for weights)
+    dtype    f32, bf16, f16; anything else cannot be quantized
+    shape    None: a dimension that is not known before the run
+    use      "linear" (linear, conv, matmul by a constant: input, weight, bias, output), "attention" (matmul
+             or sdpa of two activations), "residual" (add of two activations), "norm", "embedding", "other"
+    head     of the linear that makes the model's output
+    axis     the dimension that is reduced: blocks, groups and per-token scales run along it. None: the last
+    channel  the dimension of a weight that is the output channel (of an embedding: the row)
+    source   "file.py:12, in forward" if known
+    """
+
+    node: str
+    kind: str
+    role: str
+    index: int
+    tensor: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    use: str
+    head: bool = False
+    axis: int | None = None
+    channel: int | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_known("role", (self.role,), ROLES)
+        _check_known("use", (self.use,), USES)
+
+    @property
+    def size(self) -> int | None:
+        """Number of elements; None if it is not known before the run."""
+        known = [n for n in self.shape if n is not None]
+        return prod(known) if len(known) == len(self.shape) else None
+
+    def __str__(self) -> str:
+        place = f" ({self.source})" if self.source else ""
+        shape = "×".join("?" if n is None else str(n) for n in self.shape) or "scalar"
+        return f"{self.role} {self.index} {self.tensor!r} [{shape}] of {self.kind} {self.node!r}{place}"
+
+
+Names = str | tuple[str, ...] | None
+
+_CONDITIONS = (
+    "name", "tensor", "kind", "role", "use", "dtype", "index", "head", "min_size", "max_size",
+)  # fmt: skip
+_SETTINGS = (
+    "axis", "block", "rule", "rounding", "dialect", "dynamic", "scale", "zero_point", "quant_min",
+    "quant_max",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Operands that meet every condition get `layout`: a preset's name with settings ("mxfp4",
+    "int4-g128,rule=no_clip"), a Scheme, or "float".
+
+    Conditions. `name` (the operator's) and `tensor` are globs ("*.mlp.*", where * matches dots too) or
+    "re:<regex>", which must match fully; those, `kind`, `role`, `use` and `dtype` may be tuples, any one of
+    which suffices. Without a role a layout is for inputs and weights, and "float" for every role. Sizes count
+    elements; a tensor whose size is not known before the run meets no condition on it.
+
+    Settings replace fields of the scheme. `optional`: may match nothing, as rules made for any model do.
+    """
+
+    layout: str | Scheme
+    name: Names = field(default=None, kw_only=True)
+    tensor: Names = field(default=None, kw_only=True)
+    kind: Names = field(default=None, kw_only=True)
+    role: Names = field(default=None, kw_only=True)
+    use: Names = field(default=None, kw_only=True)
+    dtype: Names = field(default=None, kw_only=True)
+    index: int | None = field(default=None, kw_only=True)
+    head: bool | None = field(default=None, kw_only=True)
+    min_size: int | None = field(default=None, kw_only=True)
+    max_size: int | None = field(default=None, kw_only=True)
+    axis: int | tuple[int, ...] | None = field(default=None, kw_only=True)
+    block: int | tuple[int, ...] | None = field(default=None, kw_only=True)
+    rule: str | None = field(default=None, kw_only=True)
+    rounding: str | None = field(default=None, kw_only=True)
+    dialect: str | None = field(default=None, kw_only=True)
+    dynamic: bool | None = field(default=None, kw_only=True)
+    scale: str | None = field(default=None, kw_only=True)
+    zero_point: bool | None = field(default=None, kw_only=True)
+    quant_min: int | None = field(default=None, kw_only=True)
+    quant_max: int | None = field(default=None, kw_only=True)
+    optional: bool = field(default=False, kw_only=True)
+    scheme: Scheme | None = field(init=False, repr=False, compare=False)  # None: float
+
+    def __post_init__(self) -> None:
+        for key in ("name", "tensor", "kind", "role", "use", "dtype"):
+            object.__setattr__(self, key, _names(key, getattr(self, key)))
+        for key in ("axis", "block"):
+            if isinstance(getattr(self, key), list):
+                object.__setattr__(self, key, tuple(getattr(self, key)))
+        _check_known("role", self.role, ROLES)
+        _check_known("use", self.use, USES)
+        _check_known("dtype", self.dtype, DTYPES)
+        for key in ("name", "tensor"):
+            for pattern in getattr(self, key) or ():
+                matcher(pattern, key)
+        self._check_values()
+        object.__setattr__(self, "scheme", self._scheme())
+
+    def _check_values(self) -> None:
+        for key in ("index", "min_size", "max_size", "quant_min", "quant_max"):
+            value = getattr(self, key)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ArgumentError(key, value, "an integer")
+        for key in ("rule", "rounding", "dialect", "scale"):
+            if getattr(self, key) is not None and not isinstance(getattr(self, key), str):
+                raise ArgumentError(key, getattr(self, key), "a name")
+        for key in ("axis", "block"):
+            value = getattr(self, key)
+            several = value if isinstance(value, tuple) else (0 if value is None else value,)
+            if not several or not all(isinstance(n, int) and not isinstance(n, bool) for n in several):
+                raise ArgumentError(key, value, "an integer, or several")
+        for key in ("index", "min_size", "max_size"):
+            if (getattr(self, key) or 0) < 0:
+                raise ArgumentError(key, getattr(self, key), "not below 0")
+        for key in ("head", "dynamic", "zero_point", "optional"):
+            if getattr(self, key) is not None and not isinstance(getattr(self, key), bool):
+                raise ArgumentError(key, getattr(self, key), "true or false")
+        if self.min_size is not None and self.max_size is not None and self.min_size > self.max_size:
+            raise CombinationError(f"min_size {self.min_size} is above max_size {self.max_size}")
+
+    def _scheme(self) -> Scheme | None:
+        settings = self.settings
+        if self.layout == FLOAT:
+            if settings:
+                raise CombinationError(f"layout 'float' takes no {', '.join(settings)}: nothing is quantized")
+            return None
+        if isinstance(self.layout, str):
+            scheme = scheme_named(self.layout)
+        elif isinstance(self.layout, Scheme):
+            scheme = self.layout
+        else:
+            raise ArgumentError("layout", self.layout, "a preset's name, a Scheme or 'float'")
+        more = {key: settings.pop(key) for key in tuple(settings) if key in _DIRECT}
+        if "zero_point" in more and "rule" not in settings:
+            more["rule"] = None  # symmetric or asymmetric goes with it
+        scheme = refined(replace(scheme, **more) if more else scheme, **settings)
+        if scheme.family == "mx" and not scheme.dynamic:
+            raise CombinationError(
+                f"dynamic = False with {scheme}: MX scales come from the values themselves"
+            )
+        return scheme
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The conditions that are given."""
+        return {key: getattr(self, key) for key in _CONDITIONS if getattr(self, key) is not None}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that are given."""
+        return {key: getattr(self, key) for key in _SETTINGS if getattr(self, key) is not None}
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles it is about: those named, or what the layout stands for."""
+        if self.role is not None:
+            return tuple(self.role)
+        return ROLES if self.scheme is None else _ROLES_OF_LAYOUT
+
+    def failed(self, operand: Operand) -> list[str]:
+        """The conditions that `operand` does not meet. None: the rule matches."""
+        bad = [
+            key
+            for key in ("name", "tensor", "kind", "use", "dtype", "index", "head")
+            if (wanted := getattr(self, key)) is not None and not _meets(key, wanted, operand)
+        ]
+        if operand.role not in self.roles:
+            bad.append("role")
+        size = operand.size
+        if self.min_size is not None and (size is None or size < self.min_size):
+            bad.append("min_size")
+        if self.max_size is not None and (size is None or size > self.max_size):
+            bad.append("max_size")
+        return bad
+
+    def matches(self, operand: Operand) -> bool:
+        return not self.failed(operand)
+
+    def __str__(self) -> str:
+        layout = self.layout if isinstance(self.layout, str) else scheme_text(self.layout)
+        given = (self.conditions | self.settings).items()
+        return ", ".join([layout, *(f"{key}={_shown(value)}" for key, value in given)])
+
+
+_DIRECT = (
+    "dynamic",
+    "scale",
+    "zero_point",
+    "quant_min",
+    "quant_max",
+)  # settings that `refined` does not know
+RULE_KEYS = tuple(f.name for f in fields(Rule) if f.init)
+
+
+def _meets(key: str, wanted: Any, operand: Operand) -> bool:
+    if key in ("name", "tensor"):
+        value = operand.node if key == "name" else operand.tensor
+        return any(matcher(pattern, key).match(value) for pattern in wanted)
+    value = getattr(operand, key)
+    return bool(value in wanted if isinstance(wanted, tuple) else value == wanted)
+
+
+@lru_cache(maxsize=4096)
+def matcher(pattern: str, key: str) -> re.Pattern[str]:
+    """`pattern` compiled so that `match` means the whole text."""
+    if not pattern.startswith("re:"):
+        return re.compile(translate(pattern))
+    try:
+        return re.compile(rf"(?:{pattern[3:]})\Z")
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ArgumentError(key, pattern, f"a glob, or re: and a regular expression ({error})") from None
+
+
+def _names(key: str, value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, tuple | list) or not names or not all(isinstance(n, str) and n for n in names):
+        raise ArgumentError(key, value, "a name, or several")
+    return tuple(names)
+
+
+def _check_known(key: str, names: Names, known: Iterable[str]) -> None:
+    for name in names or ():
+        if name not in known:
+            raise UnknownNameError(key, name, known)
+
+
+def _shown(value: object) -> str:
+    return "|".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else str(value)
+
+
+# ------------------------------------------------------------------------------- the scheme on an operand
+
+
+def bound(rule: Rule, operand: Operand) -> Scheme | None:
+    """The rule's scheme with its axis that of the operand, legal for its rank. None: float.
+
+    Blocks along one axis follow `operand.axis`, one scale a channel follows `operand.channel`, unless the
+    rule or its Scheme names an axis. A weight is constant: its parameters come from its own values.
+    """
+    scheme = rule.scheme
+    if scheme is None:
+        return None
+    if operand.role == "bias":
+        raise _refusal(rule, operand, "a bias stays float: it is added to sums, not multiplied")
+    if operand.dtype not in DTYPES:
+        raise _refusal(rule, operand, f"its dtype is {operand.dtype}, not {', '.join(DTYPES)}: cast it")
+    if rule.axis is None:
+        scheme = _placed(rule, scheme, operand)
+    if operand.role == "weight" and not scheme.dynamic:
+        scheme = replace(scheme, dynamic=True)
+    try:
+        bind(scheme, [1 if n is None else n for n in operand.shape])
+    except BlockscaleError as error:
+        raise _refusal(rule, operand, str(error)) from error
+    return scheme
+
+
+def _placed(rule: Rule, scheme: Scheme, operand: Operand) -> Scheme:
+    if scheme.others == 1 and scheme.axes == (-1,):
+        return replace(scheme, axis=-1 if operand.axis is None else operand.axis)
+    if scheme.others == 0 and scheme.axes == (0,) and scheme.blocks == (1,):
+        if operand.channel is None:
+            reason = (
+                f"it has no output channels for the scales of {rule.layout!r}"
+                if isinstance(rule.layout, str)
+                else "it has no output channels"
+            )
+            raise _refusal(
+                rule, operand, f"{reason}; set axis, or name a layout such as 'int8' or 'int8-token'"
+            )
+        return replace(scheme, axis=operand.channel)
+    return scheme
+
+
+def _refusal(rule: Rule, operand: Operand, reason: str) -> RecipeError:
+    return RecipeError(
+        f"{operand} cannot take ({rule}): {reason}. "
+        f'Narrow the rule (role, kind, name), or put Rule("float", name={operand.node!r}, '
+        f"role={operand.role!r}) before it"
+    )
+
+
+def scheme_text(scheme: Scheme) -> str:
+    """Numbers and place, for people: `mxfp4, 32 along axis -1`."""
+    if not scheme.axes:
+        place = "whole tensor" if scheme.others == 0 else "each element"
+    elif scheme.others == 0 and scheme.blocks == (1,):
+        place = f"each index of axis {scheme.axes[0]}"
+    else:
+        parts = zip(scheme.blocks, scheme.axes, strict=True)
+        place = " × ".join(f"{b or 'all'} along axis {axis}" for b, axis in parts)
+        if scheme.others == 0:
+            place += ", rest whole"
+    return f"{scheme}, {place}"
