@@ -1,0 +1,278 @@
+"""Overlays → the torch.fx graph they were taken from: live edits replayed at once, one recompile.
+
+New nodes get metadata by running them on fake tensors, once for each operator with given shapes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from blockscale.errors import CombinationError
+from blockscale.graph.fx import leaves
+from blockscale.graph.fx_make import MAKERS
+from blockscale.graph.overlay import Graph
+from blockscale.graph.view import Made, Node, Value
+
+
+class Writer:
+    """Replays one overlay onto its fx.Graph."""
+
+    def __init__(self, graph: Graph, module: fx.GraphModule, add_constant: Callable[..., fx.Node] | None = None) -> None:
+        self.overlay, self.module, self.fx = graph, module, module.graph
+        self.add_constant = add_constant or self._buffer
+        self.known: dict[Any, Any] = {}
+        self.mode = _fake_mode(self.fx)
+        self.first = next((n for n in self.fx.nodes if n.op != "placeholder"), None)
+        self.cursor: fx.Node | None = None
+        self.hoisted: set[fx.Node] = set()
+
+    def commit(self) -> None:
+        self.overlay.sweep()
+        nodes = self.overlay.nodes
+        turns = iter([n for n in nodes if n.origin is not None and n.origin.op != "output"])
+        turns = iter(sorted(turns, key=lambda n: n.order))
+        emitted: set[Node] = set()
+        turn = next(turns, None)
+        for node in nodes:
+            emitted.add(node)
+            if node.origin is None:
+                self._create(node)
+                continue
+            in_turn = node is turn
+            if not in_turn and node.origin.op != "output":
+                self._after_cursor(node.origin)
+            while turn is not None and turn in emitted:
+                turn = next(turns, None)
+            if node.origin.op != "output":
+                self.cursor = node.origin
+            self._outputs_of(node)
+            if node.dirty:
+                self._rewire(node)
+        self._erase(emitted)
+
+    # ------------------------------------------------------------------------------ placing
+
+    def _after_cursor(self, node: fx.Node) -> None:
+        if self.cursor is not None:
+            self.cursor.append(node)
+        elif self.first is not None and self.first is not node:
+            self.first.prepend(node)
+        self.cursor = node
+
+    def _place(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> fx.Node:
+        made = self.fx.create_node("call_function", target, args, kwargs, name=name)
+        self._after_cursor(made)
+        return made
+
+    def _outputs_of(self, node: Node) -> None:
+        """getitem nodes right behind what they read, since new nodes may need them earlier than old ones did."""
+        for value in node.outputs:
+            origin = value.origin
+            if isinstance(origin, fx.Node) and origin is not node.origin:
+                self._after_cursor(origin)
+
+    def _node_of(self, value: Value) -> fx.Node:
+        if value.origin is None:
+            if value.const is None:
+                raise AssertionError(f"{value!r} is used before it is made")
+            value.origin = self.add_constant(value)
+        if value.origin.op == "get_attr" and value.origin not in self.hoisted and self.first is not None:
+            self.hoisted.add(value.origin)
+            if self.first is value.origin:
+                self.first = value.origin.next
+            else:
+                self.first.prepend(value.origin)
+        found: fx.Node = value.origin
+        return found
+
+    def _buffer(self, value: Value) -> fx.Node:
+        assert value.const is not None
+        name = free_name(self.module, value.name)
+        tensor = tensor_of(value.const.fetch())
+        self.module.register_buffer(name, tensor)
+        with self.fx.inserting_before(self.first):
+            made = self.fx.get_attr(name)
+        self.hoisted.add(made)
+        made.meta["val"] = self.fake(tensor)
+        return made
+
+    # ------------------------------------------------------------------------------ nodes
+
+    def _rewire(self, node: Node) -> None:
+        origin = node.origin
+        origin.args, origin.kwargs = self._filled(origin, node.slots)
+
+    def _filled(self, template: fx.Node, slots: list[Value | None]) -> tuple[Any, Any]:
+        """The arguments of `template` with its nodes replaced by `slots`, in order."""
+        rest = iter(slots)
+
+        def fill(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                value = next(rest)
+                return None if value is None else self._node_of(value)
+            if isinstance(argument, list | tuple):
+                return type(argument)(fill(item) for item in argument)
+            if isinstance(argument, dict):
+                return {key: fill(item) for key, item in argument.items()}
+            if isinstance(argument, slice):
+                return slice(fill(argument.start), fill(argument.stop), fill(argument.step))
+            return argument
+
+        args = tuple(fill(argument) for argument in template.args)
+        return args, {key: fill(argument) for key, argument in template.kwargs.items()}
+
+    def _create(self, node: Node) -> None:
+        made = node.made_by
+        assert isinstance(made, Made)
+        if made.like is not None:
+            template = made.like.origin
+            args, kwargs = self._filled(template, node.slots)
+            target = template.target
+            if made.changes:
+                args, kwargs = self._changed(target, args, kwargs, made.changes, node)
+        else:
+            maker = MAKERS.get(node.kind)
+            if maker is None:
+                raise CombinationError(f"{node.where()}: no torch operator is known for kind {node.kind!r}")
+            operands = [None if v is None else self._node_of(v) for v in node.operands]
+            target, args, kwargs = maker(self, node, operands)
+        created = self._place(target, args, kwargs, node.name)
+        self._meta(created, node)
+        if len(node.outputs) == 1 and not isinstance(created.meta.get("val"), list | tuple):
+            node.outputs[0].origin = created
+        else:
+            for i, value in enumerate(node.outputs):
+                if value.uses:
+                    self._item(created, i, value)
+        node.origin = created
+
+    def _item(self, source: fx.Node, index: int, value: Value) -> None:
+        item = self._place(operator.getitem, (source, index), {}, value.name)
+        found = source.meta.get("val")
+        if found is not None:
+            item.meta["val"] = found[index]
+        value.origin = item
+
+    def _changed(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changes: Mapping[str, Any], node: Node
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = [a.name for a in target._schema.arguments]
+        listed = list(args)
+        for name, value in changes.items():
+            value = self.literal(value, node)
+            if name in names and names.index(name) < len(listed):
+                listed[names.index(name)] = value
+            else:
+                kwargs = {**kwargs, name: value}
+        return tuple(listed), kwargs
+
+    def literal(self, value: Any, node: Node) -> Any:
+        """Sizes as the graph can write them."""
+        from blockscale.graph.dims import Sym
+
+        if isinstance(value, tuple | list) and any(isinstance(v, Sym) for v in value):
+            return [self.size(v, node) for v in value]
+        return list(value) if isinstance(value, tuple) else value
+
+    def size(self, dim: Any, node: Node) -> Any:
+        """An integer, or a node that reads the size from an operand of `node` or of what made it."""
+        if isinstance(dim, int):
+            return dim
+        seen: list[Value] = [v for v in node.slots if v is not None]
+        for value in seen:
+            if value.meta is None:
+                continue
+            for i, n in enumerate(value.meta.shape):
+                if n == dim:
+                    return self.size_of(self._node_of(value), i)
+            if value.producer is not None and len(seen) < 64:
+                seen += [v for v in value.producer.slots if v is not None and v not in seen]
+        raise CombinationError(f"{node.where()}: no tensor in reach has a dimension of size {dim}")
+
+    def size_of(self, source: fx.Node, index: int) -> fx.Node:
+        key = ("size", source, index)
+        if key not in self.known:
+            self.known[key] = self._place(torch.ops.aten.sym_size.int, (source, index), {}, f"{source.name}_size_{index}")
+            self.known[key].meta["val"] = source.meta["val"].shape[index] if "val" in source.meta else None
+        found: fx.Node = self.known[key]
+        return found
+
+    # ------------------------------------------------------------------------------ metadata
+
+    def fake(self, tensor: torch.Tensor) -> Any:
+        if self.mode is None:
+            return tensor.to("meta")
+        return self.mode.from_tensor(tensor, static_shapes=True)
+
+    def _meta(self, created: fx.Node, node: Node) -> None:
+        near = node.made_by.like.origin if node.made_by and node.made_by.like else None
+        if near is not None:
+            created.meta = {k: v for k, v in near.meta.items() if k in ("nn_module_stack", "stack_trace", "source_fn_stack")}
+        inputs = list(leaves(created))
+        if any("val" not in n.meta for n in inputs) or self.mode is None:
+            return
+        key = (created.target, _frozen(created.args), _frozen(created.kwargs))
+        if key not in self.known:
+            args, kwargs = fx.node.map_arg((created.args, created.kwargs), lambda n: n.meta["val"])
+            with self.mode:
+                self.known[key] = created.target(*args, **kwargs)  # type: ignore[operator]
+        created.meta["val"] = self.known[key]
+
+    # ------------------------------------------------------------------------------ what is left over
+
+    def _erase(self, live: set[Node]) -> None:
+        kept = {node.origin for node in live}
+        for node in reversed(self.fx.nodes):
+            if node.op in ("placeholder", "output") or node in kept or node.users:
+                continue
+            if node.op == "get_attr" or node.target is operator.getitem or node.op.startswith("call"):
+                self.fx.erase_node(node)
+
+
+def _frozen(argument: Any) -> Any:
+    """Arguments with tensors replaced by what decides the metadata of a result."""
+    if isinstance(argument, fx.Node):
+        found = argument.meta["val"]
+        if isinstance(found, torch.Tensor):
+            return (found.dtype, tuple(map(str, found.shape)), tuple(map(str, found.stride())), found.device)
+        return str(found)
+    if isinstance(argument, list | tuple):
+        return tuple(_frozen(item) for item in argument)
+    if isinstance(argument, dict):
+        return tuple((key, _frozen(value)) for key, value in argument.items())
+    return (type(argument), repr(argument))
+
+
+def _fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
+    for node in graph.nodes:
+        found = node.meta.get("val")
+        for item in found if isinstance(found, list | tuple) else (found,):
+            if isinstance(item, FakeTensor):
+                return item.fake_mode
+    return None
+
+
+def free_name(module: torch.nn.Module, hint: str) -> str:
+    base = "".join(c if c.isalnum() else "_" for c in hint) or "constant"
+    base = f"_{base}" if base[0].isdigit() else base
+    name, count = base, 0
+    while hasattr(module, name):
+        count += 1
+        name = f"{base}_{count}"
+    return name
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """A tensor of a numpy array; types of ml_dtypes go by their bits."""
+    array = np.ascontiguousarray(array)
+    plain = {1: np.uint8, 2: np.int16}.get(array.dtype.itemsize)
+    if array.dtype.kind == "V" and plain is not None:
+        return torch.from_numpy(array.view(plain).copy()).view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array.copy())

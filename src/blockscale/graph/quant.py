@@ -1,0 +1,115 @@
+"""Quantize, dequantize and fake-quantize nodes, whoever's operators they are.
+
+    kind           operands (canonical order)             outputs
+    quantize       x [scale zero_point tensor_scale]      by `Quant.outputs`, `codes` among them
+    dequantize     codes scale [zero_point tensor_scale]  x
+    fake_quantize  x [scale zero_point tensor_scale]      x
+
+`params["quant"]` is a Quant. A quantize without a scale operand is dynamic: it makes its scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blockscale.errors import BlockscaleError
+from blockscale.graph.dims import Alphabet, Dims, blocked
+from blockscale.graph.view import Meta, Node
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.scheme import Numbers
+
+# say(layout) gives the arguments that change, so that the same operator has this layout; or why it cannot.
+Say = Callable[[Layout, Dims], "dict[str, Any] | str"]
+
+
+@dataclass(frozen=True)
+class Quant:
+    """What a quantizing node says.
+
+    numbers   everything but the blocks. Of a foreign operator: as near as FORMATS come; `exact` tells whether
+              replacing it by ours keeps every bit
+    block     per dimension of the tensor with values (0: the whole dimension)
+    packed    codes lie in bytes as in QuantizedTensor; otherwise one element a code
+    scale     how the operator takes and gives scales: `full` rank, `scalar` (no dimensions, or one of 1),
+              `channel` (one dimension, of the one that has several scales), `python` (arguments, no operand)
+    outputs   what each output is: codes, scale, zero_point, tensor_scale
+    say       None: the operator cannot be written with other blocks
+    identity  everything else that decides the result: attributes, dtypes (for combining); hashable
+    """
+
+    numbers: Numbers
+    block: tuple[int, ...]
+    packed: bool = True
+    scale: str = "full"
+    outputs: tuple[str, ...] = ("codes",)
+    exact: bool = True
+    say: Say | None = None
+    identity: tuple[Any, ...] = ()
+
+    def with_block(self, block: tuple[int, ...]) -> Quant:
+        return replace(self, block=block)
+
+    def __hash__(self) -> int:
+        return hash((self.numbers, self.block, self.outputs, self.identity))
+
+    def __eq__(self, other: object) -> bool:
+        """By meaning: `say` is a function of the rest."""
+        if not isinstance(other, Quant):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.numbers, self.block, self.packed, self.scale, self.outputs, self.exact, self.identity
+
+
+def quant_of(node: Node) -> Quant:
+    quant: Quant = node.params["quant"]
+    return quant
+
+
+def logical_meta(node: Node) -> Meta | None:
+    """The tensor with values: the input of a quantize, the output of a dequantize."""
+    if node.kind == "dequantize":
+        return node.outputs[0].meta
+    x = node.operand(0)
+    return None if x is None else x.meta
+
+
+def layout_of(node: Node, alphabet: Alphabet) -> Layout | str:
+    """The layout of a quantizing node on stand-in sizes, or why there is none."""
+    meta = logical_meta(node)
+    if meta is None:
+        return "its shape is not known"
+    quant = quant_of(node)
+    try:
+        return Layout(quant.numbers, alphabet.numbers(meta.shape), quant.block)
+    except BlockscaleError as error:
+        return str(error)
+
+
+def scale_dims(dims: Dims, block: tuple[int, ...]) -> Dims | str:
+    """Full-rank shape of the scales."""
+    return blocked(dims, block)
+
+
+def codes_dims(dims: Dims, numbers: Numbers) -> Dims | str:
+    """Shape of packed codes."""
+    element = numbers.element_format
+    if not element.packed or not dims:
+        return dims
+    last = dims[-1]
+    if isinstance(last, int):
+        return (*dims[:-1], -(-last * element.bits // 8))
+    quotient = last.divided(8 // element.bits) if 8 % element.bits == 0 else None
+    if quotient is None:
+        return f"codes of {element.bits} bits are packed along {last}, which is known only at run time"
+    return (*dims[:-1], quotient)
+
+
+SCALE_DTYPES = {"e8m0": "uint8", "fp8_e4m3": "uint8", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+def codes_dtype(numbers: Numbers) -> str:
+    return str(numbers.element_format.storage_dtype)

@@ -1,0 +1,64 @@
+"""Operators that quantize, whoever's, by qualified name → their kind, operands and Quant.
+
+A reader gets the arguments by the operator's own names. Its operator need not be installed anywhere: the
+graph that holds it has its schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blockscale.graph.args import Args
+from blockscale.graph.dims import Dims
+from blockscale.graph.quant import Quant
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.scheme import numbers_named
+
+# kind, names of the operands in canonical order, Quant
+Read = tuple[str, tuple[str, ...], Quant]
+Reader = Callable[[Args], Read]
+
+_PARAMS = ("scale", "zero_point", "tensor_scale")
+
+
+def _say_ours(layout: Layout, dims: Dims) -> dict[str, Any]:
+    return {"block": list(layout.block)}
+
+
+def _ours(a: Args, **fields: Any) -> Quant:
+    seed = a.get("seed", 0)
+    gradient = a.get("gradient", "straight")
+    return Quant(
+        numbers_named(a.get("numbers")), a.ints("block"), say=_say_ours, identity=(seed, gradient), **fields
+    )
+
+
+def _fake_quantize(a: Args) -> Read:
+    return "fake_quantize", ("x", *_PARAMS), _ours(a)
+
+
+def _quantize(a: Args) -> Read:
+    return "quantize", ("x", *_PARAMS), _ours(a)
+
+
+def _dynamic_quantize(a: Args) -> Read:
+    outputs = ("codes", "scale", "zero_point", "tensor_scale")
+    return "quantize", ("x", "scale", "zero_point", "tensor_scale"), _ours(a, outputs=outputs)
+
+
+def _dequantize(a: Args) -> Read:
+    quant = Quant(numbers_named(a.get("numbers")), a.ints("block"), say=_say_dequantize, identity=(a.out().dtype,))
+    return "dequantize", ("codes", *_PARAMS), quant
+
+
+def _say_dequantize(layout: Layout, dims: Dims) -> dict[str, Any]:
+    return {"block": list(layout.block), "shape": dims}
+
+
+READERS: dict[str, Reader] = {
+    "blockscale.fake_quantize.default": _fake_quantize,
+    "blockscale.quantize.default": _quantize,
+    "blockscale.dynamic_quantize.default": _dynamic_quantize,
+    "blockscale.dequantize.default": _dequantize,
+}

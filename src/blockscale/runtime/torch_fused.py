@@ -1,0 +1,204 @@
+"""torch.ops.blockscale.{linear, conv, rms_norm, …}: ATen operators whose operands and output may be quantized.
+
+    linear(codes of x, …) = quantize(aten.linear(dequantize(x), dequantize(weight), bias))
+
+Every quantized operand is dequantized, the ATen operator works on floats, its result is quantized where the
+output's fields say so: the bits of the graph without fusion. This is the meaning; kernels that work on
+codes come behind the same schemas. `torch_fused_schemas` has the table, `torch_fused_fields` the fields.
+
+compute   the dtype of the arithmetic: that of the float operands, or else float32 unless it is given
+gradient  none: what is trained is the fake-quantized model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError, UnknownNameError
+from blockscale.numerics.layout import Layout
+from blockscale.runtime import torch_library
+from blockscale.runtime.torch_bound import type_index
+from blockscale.runtime.torch_fused_fields import (
+    FLOAT,
+    Fields,
+    about,
+    edge_of,
+    fields_of,
+    shape_of,
+)
+from blockscale.runtime.torch_fused_schemas import OUT, ROW_OF, ROWS, Row
+
+__all__ = ["FLOAT", "OUT", "Fields", "arguments_of", "fields_of", "fused_name", "takes"]
+
+_operators = torch.ops.blockscale
+
+# ------------------------------------------------------------------------------- for those who fuse
+
+
+def fused_name(kind: str, *, dynamic: bool = False) -> Any | None:
+    """The operator of a kind, or None; `dynamic` for an output whose scale is chosen in the operator."""
+    row = ROW_OF.get(kind)
+    if row is None:
+        return None
+    name, _, overload = (row.dynamic_name if dynamic else row.name).partition(".")
+    return getattr(getattr(_operators, name), overload or "default")
+
+
+def takes(kind: str, operand: int | str, layout: Layout | None) -> Literal[True] | str:
+    """Whether an operand (by index or name, `OUT` for the output) may have a layout, or why not."""
+    row = ROW_OF.get(kind)
+    if row is None:
+        return f"{kind} has no fused operator"
+    names = [one.name for one in row.operands]
+    if operand != OUT and operand not in names and operand not in range(len(names)):
+        return f"{kind} has no operand {operand}: its operands are {', '.join(names)} and {OUT}"
+    if layout is None:
+        return f"{kind} gives quantized output only" if operand == OUT and row.quantizes else True
+    numbers = layout.numbers
+    if not numbers.dialect_row.has_codes and (operand == OUT or not numbers.dynamic):
+        return f"dialect {numbers.dialect} has no codes"
+    if numbers.rounding == "stochastic":
+        return "stochastic rounding has a seed, which fused operators do not take"
+    return True
+
+
+def arguments_of(
+    kind: str, operands: Sequence[Any], fields: Sequence[Fields], out: Fields = FLOAT,
+    rest: Sequence[Any] = (), compute: torch.dtype | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Arguments of the operator for operands and their fields; None where there is no operand."""
+    row = ROW_OF[kind]
+    if not len(operands) == len(fields) == len(row.operands):
+        wanted = f"one for each of {', '.join(one.name for one in row.operands)}"
+        raise ArgumentError("operands, fields", (len(operands), len(fields)), wanted)
+    settings: dict[str, Any] = {}
+    for one, given in zip(row.operands, fields, strict=True):
+        settings |= {f"{one.name}_block": given.block, f"{one.name}_last": given.last}
+    settings |= {f"{OUT}_block": out.block, "compute": compute}
+    fives = [value for given in (*fields, out) for value in given.five]
+    return (*operands, *fives, *rest), {k: v for k, v in settings.items() if v is not None}
+
+
+# ----------------------------------------------------------------------------------------- kernels
+# Made of operators that all have fake kernels, each is its own fake kernel. None returns an argument.
+
+
+def _kernel(row: Row, *, dynamic: bool) -> Callable[..., Any]:
+    schema = torch._C.parse_schema(row.schema(dynamic=dynamic))
+    names = [argument.name for argument in schema.arguments]
+    defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
+    rest = names[names.index(f"{OUT}_quant_max") + 1 : names.index(f"{row.operands[0].name}_block")]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = defaults | dict(zip(names, args, strict=False)) | kwargs
+        with torch.no_grad():
+            values = _decoded(row, given)
+            result = _called(row, values | {name: given[name] for name in rest})
+            y, *also = result if row.also else (result,)
+            with about(f"{row.name}, output"):
+                results = (*_encoded(row, y, _fields(given, OUT), dynamic), *also)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def _fields(given: Mapping[str, Any], name: str) -> Fields:
+    return Fields(*(given.get(f"{name}_{field}") for field in Fields._fields))
+
+
+def _decoded(row: Row, given: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """The operands as floats, by the names that the function has for them."""
+    compute = _compute_dtype(row, given)
+    values: dict[str, Tensor | None] = {}
+    for one in row.operands:
+        with about(f"{row.name}, operand {one.name}"):
+            values[one.aten] = _value(given[one.name], _fields(given, one.name), compute)
+    return values
+
+
+def _compute_dtype(row: Row, given: Mapping[str, Any]) -> torch.dtype:
+    compute: torch.dtype | None = given["compute"]
+    if compute is not None:
+        type_index("compute", compute)
+    for one in row.operands:
+        x, fields = given[one.name], _fields(given, one.name)
+        if x is None or fields.kind == "codes":
+            continue
+        with about(f"{row.name}, operand {one.name}"):
+            if not x.is_floating_point():
+                raise DtypeError(one.name, x.dtype, "a float dtype, or codes with their scale and dtype")
+            type_index(one.name, x.dtype)
+            if compute not in (None, x.dtype):
+                raise DtypeError(one.name, x.dtype, f"{compute}, as compute and float operands; cast it")
+        compute = x.dtype
+    return torch.float32 if compute is None else compute
+
+
+def _value(x: Tensor | None, fields: Fields, compute: torch.dtype) -> Tensor | None:
+    if x is None:
+        if fields.five != FLOAT.five:
+            raise ScaleError("fields", fields.five, "those of a float edge, as there is no operand")
+        return None
+    if fields.kind == "float":
+        if fields.five != FLOAT.five:
+            raise ScaleError("fields", fields.five, "a dtype, or nothing at all for a float edge")
+        return x
+    if fields.kind == "dynamic":
+        edge = edge_of(fields, x.shape, quantizes=True)
+        return _operators.fake_quantize.default(x, *edge)  # type: ignore[no-any-return]
+    numbers, block, *params = edge_of(fields, shape := shape_of(x, fields), quantizes=False)
+    return _operators.dequantize.default(  # type: ignore[no-any-return]
+        x, *params, numbers, shape, block, dtype=compute
+    )
+
+
+def _called(row: Row, arguments: dict[str, Any]) -> Any:
+    try:
+        return row.function(**arguments)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if type(error) not in (RuntimeError, IndexError, ValueError):
+            raise  # torch's own ways of saying something else while it traces
+        shapes = {k: tuple(v.shape) for k, v in arguments.items() if isinstance(v, Tensor)}
+        kind = ShapeError if isinstance(error, RuntimeError) else ArgumentError
+        reason = str(error).partition("\n")[0]
+        raise kind(f"{row.name} of shapes", shapes, f"not taken by ATen: {reason}") from error
+
+
+def _encoded(row: Row, y: Tensor, fields: Fields, dynamic: bool) -> tuple[Tensor, ...]:
+    if dynamic:
+        if fields.kind != "dynamic":
+            raise ScaleError("fields", fields.five, "a dtype and no scale, which is chosen here")
+        numbers, block, _, _, tensor_scale = edge = edge_of(fields, y.shape, quantizes=True)
+        if edge.zero_point is not None:
+            raise ScaleError("zero_point", "a tensor", "None where no scale is given")
+        codes, scale, zeros, t = _operators.dynamic_quantize.default(y, numbers, block, tensor_scale)
+        return codes, scale, t if zeros.shape == (0,) and t.dim() == 0 else zeros
+    if fields.kind == "codes":
+        return (_operators.quantize.default(y, *edge_of(fields, y.shape, quantizes=True)),)
+    if fields.kind == "dynamic":
+        raise ScaleError("scale", None, f"given with dtype {fields.dtype!r}; {row.dynamic_name} chooses one")
+    if fields.five != FLOAT.five or row.quantizes:
+        raise ScaleError("fields", fields.five, "a scale and a dtype" + ", or none at all" * (not row.quantizes))
+    return (y,)
+
+
+# ------------------------------------------------------------------------------------ registration
+
+
+def _register(row: Row) -> None:
+    library = torch_library.LIBRARY
+    for dynamic in (False, True):
+        name = row.dynamic_name if dynamic else row.name
+        library.define(row.schema(dynamic=dynamic), tags=(torch.Tag.pt2_compliant_tag,))
+        kernel = _kernel(row, dynamic=dynamic)
+        library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"blockscale::{name}", kernel, lib=library)
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+
+
+for _row in ROWS:
+    _register(_row)
