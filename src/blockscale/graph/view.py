@@ -47,7 +47,7 @@ class Call:
     kind: str
     name: str
     operands: tuple[int | None, ...]
-    params: Mapping[str, Any] = field(default=NOTHING)
+    params: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     pure: bool = True
 
 
@@ -143,4 +143,4 @@ class Made:
     """
 
     like: Node | None = None
-    changes: Mapping[str, Any] = field(default=NOTHING)
+    changes: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
