@@ -85,8 +85,7 @@ static void stream_f32(const float* from, float* to, size_t n) {
   for (; i < n; ++i) to[i] = from[i];
 }
 
-// --- codes
-// ------------------------------------------------------------------------------------------
+// Codes, packed as one stream of bits, the lowest first.
 
 static inline uint64_t load_u64(const uint8_t* p) {
   uint64_t w;

@@ -36,7 +36,9 @@ def test_as_a_program() -> None:
 def test_formats() -> None:
     rows = json.loads(ran("formats", "--json"))
     assert [row["name"] for row in rows] == list(bs.FORMATS)
-    assert all(name in ran("formats") for name in bs.FORMATS)
+    short, full = ran("formats"), ran("formats", "--all")
+    assert all(name in full for name in bs.FORMATS)
+    assert "fp4_e2m1" in short and "intN, uintN" in short and "uint7" not in short
 
 
 def test_presets() -> None:

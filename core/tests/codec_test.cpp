@@ -32,7 +32,7 @@ std::string shown(const Ints& values) {
   return "[" + text.str() + "]";
 }
 
-// --- strides ------------------------------------------------------------------------------------
+// Strides.
 
 // Strides in elements with gaps, dimensions in another order: none where `form` is 0.
 Ints strides_of(const Ints& shape, int form) {
@@ -64,7 +64,7 @@ Bytes scattered(const Bytes& from, const Ints& shape, const Ints& strides, int t
   return to;
 }
 
-// --- comparing ----------------------------------------------------------------------------------
+// Comparing.
 
 bool is_nan(uint32_t bits, int type) {
   constexpr uint32_t kMagnitudes[] = {0x7fffffff, 0x7fff, 0x7fff};
@@ -97,7 +97,7 @@ void report(const Case& c, const std::string& what) {
       shown(c.block).c_str(), c.type);
 }
 
-// --- the caller's floating-point mode -----------------------------------------------------------
+// The caller's floating-point mode.
 
 // Rounding upward, subnormals flushed: what a caller may have set, and must find again.
 class HostileMode {
@@ -137,7 +137,7 @@ class HostileMode {
   uint64_t saved_ = 0;
 };
 
-// --- one case -----------------------------------------------------------------------------------
+// One case.
 
 class Run {
  public:

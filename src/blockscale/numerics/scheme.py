@@ -264,7 +264,10 @@ _PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g
 
 def _unknown_format(name: str) -> UnknownNameError:
     bases = (base for base in _BASES if base not in PRESETS and base not in INT_ELEMENTS)
-    also = "; every intN and uintN of 2 to 16 bits; and these and fp8, fp6, fp4 with -channel, -token or -g<size>"
+    also = (
+        "; every intN and uintN of 2 to 16 bits; "
+        "and these and fp8, fp6, fp4 with -channel, -token or -g<size>"
+    )
     return UnknownNameError("format", name, (*PRESETS, *bases), also)
 
 

@@ -26,8 +26,9 @@ def format_rows(every: bool = True) -> list[list[str]]:
 
 
 def _format_row(one: Format) -> list[str]:
+    widths = f"{one.exponent_bits}, {one.mantissa_bits}" if one.is_float else "–"
     return [
-        one.name, one.kind, str(one.bits), f"{one.exponent_bits}, {one.mantissa_bits}" if one.is_float else "–",
+        one.name, one.kind, str(one.bits), widths,
         "–" if one.is_fixed else str(one.bias), f"{one.max:.9g}", f"{one.smallest:.9g}",
         "NaN" if one.kind == "exponent" else SPECIALS[one.specials], one.doc,
     ]  # fmt: skip
