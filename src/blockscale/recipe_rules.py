@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
-from functools import lru_cache
+from glob import escape
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -22,11 +23,11 @@ from blockscale.numerics.scheme import Scheme, refined, scheme_named
 
 ROLES = ("input", "weight", "bias", "output")
 USES = ("linear", "attention", "residual", "norm", "embedding", "other")
-DTYPES = ("f32", "bf16", "f16")  # what numerics takes; other operands can only stay as they are
+DTYPES = ("f32", "bf16", "f16")  # what numerics takes; other tensors can only stay as they are
 
 FLOAT = "float"
 
-# What a rule without a role is about. A layout of a bias never is what was meant, that of an output seldom.
+# What a rule without a role is about: what kernels multiply. Biases and outputs are asked for by role.
 _ROLES_OF_LAYOUT = ("input", "weight")
 
 
@@ -36,7 +37,7 @@ class Operand:
 
     node     the operator's name: module path for torch ("model.layers.0.mlp.up_proj"), node name for ONNX
     kind     kind of operator, a row of OPS: linear conv matmul embedding rms_norm add softmax sdpa …
-    role     "input", "weight", "bias" or "output"; index: which input or output
+    role     "input", "weight" or "bias" (both constants) or "output"; index: which input or output
     tensor   the tensor's name (a parameter's full name for weights)
     dtype    f32, bf16, f16; anything else cannot be quantized
     shape    None: a dimension that is not known before the run
@@ -73,14 +74,17 @@ class Operand:
 
     def __str__(self) -> str:
         place = f" ({self.source})" if self.source else ""
-        shape = "×".join("?" if n is None else str(n) for n in self.shape) or "scalar"
-        return f"{self.role} {self.index} {self.tensor!r} [{shape}] of {self.kind} {self.node!r}{place}"
+        return f"{self.role} {self.index} {self.tensor!r} [{self.size_text}] of {self.kind} {self.node!r}{place}"
+
+    @property
+    def size_text(self) -> str:
+        return "×".join("?" if n is None else str(n) for n in self.shape) or "scalar"
 
 
 Names = str | tuple[str, ...] | None
 
 _CONDITIONS = (
-    "name", "tensor", "kind", "role", "use", "dtype", "index", "head", "min_size", "max_size",
+    "name", "tensor", "kind", "role", "use", "dtype", "index", "head", "min_rank", "min_size", "max_size",
 )  # fmt: skip
 _SETTINGS = (
     "axis", "block", "rule", "rounding", "dialect", "dynamic", "scale", "zero_point", "quant_min",
@@ -95,8 +99,8 @@ class Rule:
 
     Conditions. `name` (the operator's) and `tensor` are globs ("*.mlp.*", where * matches dots too) or
     "re:<regex>", which must match fully; those, `kind`, `role`, `use` and `dtype` may be tuples, any one of
-    which suffices. Without a role a layout is for inputs and weights, and "float" for every role. Sizes count
-    elements; a tensor whose size is not known before the run meets no condition on it.
+    which suffices. Without a role a layout is for inputs and weights, and "float" for every role. A rank counts
+    dimensions, a size elements; a tensor whose size is not known before the run meets no condition on it.
 
     Settings replace fields of the scheme. `optional`: may match nothing, as rules made for any model do.
     """
@@ -110,6 +114,7 @@ class Rule:
     dtype: Names = field(default=None, kw_only=True)
     index: int | None = field(default=None, kw_only=True)
     head: bool | None = field(default=None, kw_only=True)
+    min_rank: int | None = field(default=None, kw_only=True)
     min_size: int | None = field(default=None, kw_only=True)
     max_size: int | None = field(default=None, kw_only=True)
     axis: int | tuple[int, ...] | None = field(default=None, kw_only=True)
@@ -141,7 +146,7 @@ class Rule:
         object.__setattr__(self, "scheme", self._scheme())
 
     def _check_values(self) -> None:
-        for key in ("index", "min_size", "max_size", "quant_min", "quant_max"):
+        for key in ("index", "min_rank", "min_size", "max_size", "quant_min", "quant_max"):
             value = getattr(self, key)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ArgumentError(key, value, "an integer")
@@ -153,7 +158,7 @@ class Rule:
             several = value if isinstance(value, tuple) else (0 if value is None else value,)
             if not several or not all(isinstance(n, int) and not isinstance(n, bool) for n in several):
                 raise ArgumentError(key, value, "an integer, or several")
-        for key in ("index", "min_size", "max_size"):
+        for key in ("index", "min_rank", "min_size", "max_size"):
             if (getattr(self, key) or 0) < 0:
                 raise ArgumentError(key, getattr(self, key), "not below 0")
         for key in ("head", "dynamic", "zero_point", "optional"):
@@ -175,8 +180,8 @@ class Rule:
         else:
             raise ArgumentError("layout", self.layout, "a preset's name, a Scheme or 'float'")
         more = {key: settings.pop(key) for key in tuple(settings) if key in _DIRECT}
-        if "zero_point" in more and "rule" not in settings:
-            more["rule"] = None  # symmetric or asymmetric goes with it
+        if "zero_point" in more:
+            more["rule"] = None  # symmetric or asymmetric goes with it, unless `settings` name a rule
         scheme = refined(replace(scheme, **more) if more else scheme, **settings)
         if scheme.family == "mx" and not scheme.dynamic:
             raise CombinationError(
@@ -201,56 +206,48 @@ class Rule:
             return tuple(self.role)
         return ROLES if self.scheme is None else _ROLES_OF_LAYOUT
 
-    def failed(self, operand: Operand) -> list[str]:
-        """The conditions that `operand` does not meet. None: the rule matches."""
-        bad = [
-            key
-            for key in ("name", "tensor", "kind", "use", "dtype", "index", "head")
-            if (wanted := getattr(self, key)) is not None and not _meets(key, wanted, operand)
-        ]
-        if operand.role not in self.roles:
-            bad.append("role")
-        size = operand.size
-        if self.min_size is not None and (size is None or size < self.min_size):
-            bad.append("min_size")
-        if self.max_size is not None and (size is None or size > self.max_size):
-            bad.append("max_size")
-        return bad
+    @cached_property
+    def _tests(self) -> tuple[tuple[str, Any], ...]:
+        return tuple((self.conditions | {"role": self.roles}).items())
 
     def matches(self, operand: Operand) -> bool:
-        return not self.failed(operand)
+        return all(_MEETS[key](wanted, operand) for key, wanted in self._tests)
+
+    def failed(self, operand: Operand) -> list[str]:
+        """The conditions that `operand` does not meet. None: the rule matches."""
+        return [key for key, wanted in self._tests if not _MEETS[key](wanted, operand)]
 
     def __str__(self) -> str:
-        layout = self.layout if isinstance(self.layout, str) else scheme_text(self.layout)
         given = (self.conditions | self.settings).items()
-        return ", ".join([layout, *(f"{key}={_shown(value)}" for key, value in given)])
+        return ", ".join([layout_text(self), *(f"{key}={_shown(value)}" for key, value in given)])
 
 
-_DIRECT = (
-    "dynamic",
-    "scale",
-    "zero_point",
-    "quant_min",
-    "quant_max",
-)  # settings that `refined` does not know
+_DIRECT = ("dynamic", "scale", "zero_point", "quant_min", "quant_max")  # settings that `refined` does not know
 RULE_KEYS = tuple(f.name for f in fields(Rule) if f.init)
 
-
-def _meets(key: str, wanted: Any, operand: Operand) -> bool:
-    if key in ("name", "tensor"):
-        value = operand.node if key == "name" else operand.tensor
-        return any(matcher(pattern, key).match(value) for pattern in wanted)
-    value = getattr(operand, key)
-    return bool(value in wanted if isinstance(wanted, tuple) else value == wanted)
+# Condition → whether an operand meets what is wanted.
+_MEETS: dict[str, Callable[[Any, Operand], bool]] = {
+    "name": lambda patterns, operand: any(matcher(one, "name")(operand.node) for one in patterns),
+    "tensor": lambda patterns, operand: any(matcher(one, "tensor")(operand.tensor) for one in patterns),
+    "kind": lambda names, operand: operand.kind in names,
+    "role": lambda names, operand: operand.role in names,
+    "use": lambda names, operand: operand.use in names,
+    "dtype": lambda names, operand: operand.dtype in names,
+    "index": lambda index, operand: operand.index == index,
+    "head": lambda head, operand: operand.head == head,
+    "min_rank": lambda least, operand: len(operand.shape) >= least,
+    "min_size": lambda least, operand: operand.size is not None and operand.size >= least,
+    "max_size": lambda most, operand: operand.size is not None and operand.size <= most,
+}
 
 
 @lru_cache(maxsize=4096)
-def matcher(pattern: str, key: str) -> re.Pattern[str]:
-    """`pattern` compiled so that `match` means the whole text."""
+def matcher(pattern: str, key: str) -> Callable[[str], re.Match[str] | None]:
+    """Whether a whole text fits a glob, or `re:` and a regular expression."""
     if not pattern.startswith("re:"):
-        return re.compile(translate(pattern))
+        return re.compile(translate(pattern)).fullmatch
     try:
-        return re.compile(rf"(?:{pattern[3:]})\Z")
+        return re.compile(pattern[3:]).fullmatch
     except (re.error, OverflowError, RecursionError) as error:
         raise ArgumentError(key, pattern, f"a glob, or re: and a regular expression ({error})") from None
 
@@ -278,52 +275,63 @@ def _shown(value: object) -> str:
 
 
 def bound(rule: Rule, operand: Operand) -> Scheme | None:
-    """The rule's scheme with its axis that of the operand, legal for its rank. None: float.
+    """The rule's scheme with its axis that of the operand, legal for its shape. None: float.
 
     Blocks along one axis follow `operand.axis`, one scale a channel follows `operand.channel`, unless the
-    rule or its Scheme names an axis. A weight is constant: its parameters come from its own values.
+    rule or its Scheme names an axis. Weights and biases are constant: their parameters come from their values.
     """
     scheme = rule.scheme
     if scheme is None:
         return None
-    if operand.role == "bias":
-        raise _refusal(rule, operand, "a bias stays float: it is added to sums, not multiplied")
     if operand.dtype not in DTYPES:
         raise _refusal(rule, operand, f"its dtype is {operand.dtype}, not {', '.join(DTYPES)}: cast it")
+    if scheme.axes and not operand.shape:
+        raise _refusal(rule, operand, "a scalar has no axis; only one scale for the whole tensor fits it")
     if rule.axis is None:
         scheme = _placed(rule, scheme, operand)
-    if operand.role == "weight" and not scheme.dynamic:
-        scheme = replace(scheme, dynamic=True)
+    if operand.role in ("weight", "bias"):
+        scheme = _with(scheme, dynamic=True)
     try:
-        bind(scheme, [1 if n is None else n for n in operand.shape])
+        layout = bind(scheme, [1 if n is None else n for n in operand.shape])
     except BlockscaleError as error:
         raise _refusal(rule, operand, str(error)) from error
+    if not scheme.dynamic and any(n is None and b for n, b in zip(operand.shape, layout.block, strict=True)):
+        raise _refusal(
+            rule, operand, "how many static scales it takes is not known before the run; set dynamic: true"
+        )
     return scheme
+
+
+@lru_cache(maxsize=4096)
+def _with(scheme: Scheme, **changes: Any) -> Scheme:
+    """`replace`, remembered: a scheme is checked when made, and large models ask for few different ones."""
+    return replace(scheme, **changes)
 
 
 def _placed(rule: Rule, scheme: Scheme, operand: Operand) -> Scheme:
     if scheme.others == 1 and scheme.axes == (-1,):
-        return replace(scheme, axis=-1 if operand.axis is None else operand.axis)
+        return _with(scheme, axis=-1 if operand.axis is None else operand.axis)
     if scheme.others == 0 and scheme.axes == (0,) and scheme.blocks == (1,):
         if operand.channel is None:
-            reason = (
-                f"it has no output channels for the scales of {rule.layout!r}"
-                if isinstance(rule.layout, str)
-                else "it has no output channels"
-            )
             raise _refusal(
-                rule, operand, f"{reason}; set axis, or name a layout such as 'int8' or 'int8-token'"
-            )
-        return replace(scheme, axis=operand.channel)
+                rule, operand,
+                "it has no output channels; set axis, or name a layout such as 'int8' or 'int8-token'",
+            )  # fmt: skip
+        return _with(scheme, axis=operand.channel)
     return scheme
 
 
 def _refusal(rule: Rule, operand: Operand, reason: str) -> RecipeError:
     return RecipeError(
-        f"{operand} cannot take ({rule}): {reason}. "
-        f'Narrow the rule (role, kind, name), or put Rule("float", name={operand.node!r}, '
+        f"{operand} cannot take {layout_text(rule)}: {reason}. "
+        f'Narrow the rule (role, kind, name), or put Rule("float", name={escape(operand.node)!r}, '
         f"role={operand.role!r}) before it"
     )
+
+
+def layout_text(rule: Rule) -> str:
+    """The layout as the rule names it."""
+    return rule.layout if isinstance(rule.layout, str) else scheme_text(rule.layout)
 
 
 def scheme_text(scheme: Scheme) -> str:

@@ -1,58 +1,44 @@
-"""Rules that never apply: which, why, and the nearest name that exists."""
+"""Which rule wins where, and rules that never apply: why, and the nearest name that exists."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from blockscale.recipe_rules import Operand, Rule
 
-
-@dataclass(frozen=True)
-class Matches:
-    """first[i]: index of the rule that operand i gets; all[r]: indices of operands that rule r matches."""
-
-    first: list[int | None]
-    all: list[list[int]]
+_NAMES = {"name": "node", "tensor": "tensor", "kind": "kind"}  # condition → what it is about
 
 
-def matched(rules: Sequence[Rule], operands: Sequence[Operand]) -> Matches:
-    found: list[list[int]] = [[] for _ in rules]
-    first: list[int | None] = [None] * len(operands)
-    for i, operand in enumerate(operands):
-        for r, rule in enumerate(rules):
-            if rule.matches(operand):
-                found[r].append(i)
-                if first[i] is None:
-                    first[i] = r
-    return Matches(first, found)
+def winners(rules: Sequence[Rule], operands: Sequence[Operand]) -> list[int | None]:
+    """For each operand the index of the first rule that matches."""
+    return [next((r for r, rule in enumerate(rules) if rule.matches(one)), None) for one in operands]
 
 
-def unused(rules: Sequence[Rule], operands: Sequence[Operand], matches: Matches) -> list[str]:
-    """A message for each rule that gives no operand its layout, but for those that may (`optional`)."""
-    hit = set(matches.first)
+def unused(
+    rules: Sequence[Rule], operands: Sequence[Operand], won: Sequence[int | None]
+) -> list[str]:
+    """A message for each rule that gives no operand its layout, but for those that may (`optional`).
+
+    A recipe that asks for layouts and gives none is an error even where each of its rules is optional.
+    """
+    applied = set(won)
     problems = []
     for r, rule in enumerate(rules):
-        if r in hit or rule.optional:
+        if r in applied or rule.optional:
             continue
-        if matches.all[r]:
-            problems.append(_shadowed(r, rules, matches))
+        shadows = {won[i] for i, operand in enumerate(operands) if rule.matches(operand)}
+        title = f"rule {r + 1} ({rule})"
+        if shadows:
+            by = " and ".join(f"rule {w + 1} ({rules[w]})" for w in sorted(s for s in shadows if s is not None))
+            problems.append(f"{title} never applies: {by} comes first for all that it matches. Put it before, or remove it")
         else:
-            problems.append(f"rule {r + 1} ({rule}) matches nothing. {_nearest(rule, operands)}")
+            problems.append(f"{title} matches nothing. {_nearest(rule, operands)}")
+    layouts = [r for r, rule in enumerate(rules) if rule.scheme is not None]
+    if layouts and not problems and not applied.intersection(layouts):
+        problems.append(f"no tensor gets a layout. {_nearest(rules[layouts[-1]], operands)}")
     return problems
-
-
-def _shadowed(r: int, rules: Sequence[Rule], matches: Matches) -> str:
-    winners = sorted({first for i in matches.all[r] if (first := matches.first[i]) is not None})
-    by = " and ".join(f"rule {w + 1} ({rules[w]})" for w in winners)
-    count = len(matches.all[r])
-    return (
-        f"rule {r + 1} ({rules[r]}) never applies: {by} comes first for "
-        f"{'the one tensor' if count == 1 else f'all {count} tensors'} it matches. "
-        f"Put it before, or remove it"
-    )
 
 
 # ------------------------------------------------------------------------------- what was meant
@@ -61,14 +47,20 @@ def _shadowed(r: int, rules: Sequence[Rule], matches: Matches) -> str:
 def _nearest(rule: Rule, operands: Sequence[Operand]) -> str:
     if not operands:
         return "The model has no tensor that could be quantized"
-    hints = _misspelt(rule, operands) or _one_condition(rule, operands)
-    return " ".join(hints) if hints else "No tensor meets any two of its conditions; see Recipe.explain"
+    misspelt = _misspelt(rule, operands)
+    if misspelt:
+        return " ".join(misspelt)
+    nearest = min(operands, key=lambda operand: len(rule.failed(operand)))
+    failed = rule.failed(nearest)
+    if not failed:
+        return f"A float rule comes first for {nearest}"
+    return f"The nearest is {nearest}, but for its {' and '.join(failed)}"
 
 
 def _misspelt(rule: Rule, operands: Sequence[Operand]) -> list[str]:
     """For each name that occurs nowhere: the one that was meant."""
     hints = []
-    for key, attribute in (("name", "node"), ("tensor", "tensor"), ("kind", "kind")):
+    for key, attribute in _NAMES.items():
         wanted = getattr(rule, key)
         if wanted is None or any(key not in rule.failed(operand) for operand in operands):
             continue
@@ -83,23 +75,9 @@ def _misspelt(rule: Rule, operands: Sequence[Operand]) -> list[str]:
     return hints
 
 
-def _one_condition(rule: Rule, operands: Sequence[Operand]) -> list[str]:
-    """The conditions that alone keep it from matching."""
-    fails: dict[str, list[Operand]] = {}
-    for operand in operands:
-        failed = rule.failed(operand)
-        if len(failed) == 1:
-            fails.setdefault(failed[0], []).append(operand)
-    return [
-        f"Without {'its role' if key == 'role' else key} it would match {len(found)}, such as {found[0]}."
-        + (f" Its roles are {', '.join(rule.roles)}." if key == "role" else "")
-        for key, found in fails.items()
-    ]
-
-
 def _close(pattern: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to a glob: compared with whole names and with their ends."""
-    wanted = re.sub(r"^re:|[*?\\^$]", "", pattern).strip("./")
+    """The known name nearest to a pattern: compared with whole names and with their ends."""
+    wanted = _plain(pattern)
     of_end: dict[str, str] = {}
     for name in known:
         parts = re.split(r"([./])", name)
@@ -107,3 +85,12 @@ def _close(pattern: str, known: Iterable[str]) -> str | None:
             of_end.setdefault("".join(parts[start:]), name)
     close = get_close_matches(wanted, of_end, n=1, cutoff=0.6)
     return of_end[close[0]] if close else None
+
+
+def _plain(pattern: str) -> str:
+    """A pattern without its signs, as near to a name as that gets: `re:.*\\.\\d+\\.mlp` → `0.mlp`."""
+    if not pattern.startswith("re:"):
+        return re.sub(r"[*?]", "", pattern).strip("./")
+    text = re.sub(r"\\d[+*]?|\[0-9\][+*]?", "0", pattern[3:])
+    text = re.sub(r"\(\?[a-zA-Z]*[:)]|\.[*+]|[][(){}|+*?^$\\]", "", text)
+    return text.strip("./")

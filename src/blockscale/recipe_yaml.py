@@ -1,4 +1,4 @@
-"""Recipes as YAML.
+"""Recipes as YAML, or as the plain data that YAML stands for.
 
 name: mine              # optional
 base: mxfp4             # optional: a preset whose rules come after the own ones
@@ -11,7 +11,10 @@ rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,7 +24,7 @@ import yaml
 
 from blockscale.errors import BlockscaleError, FileError, RecipeError, UnknownNameError
 from blockscale.numerics.scheme import Scheme
-from blockscale.recipe_presets import names, preset_rules
+from blockscale.recipe_presets import preset_rules
 from blockscale.recipe_rules import RULE_KEYS, Rule
 
 _KEYS = ("name", "base", "rules")
@@ -34,96 +37,119 @@ def is_path(text: str) -> bool:
 
 
 def read(source: str | PathLike[str]) -> tuple[str, tuple[Rule, ...]]:
-    """Name and rules."""
-    text, where = source, "recipe"
+    """Name and rules of a file (a path, or text that ends in .yaml or .yml) or of YAML itself."""
     if isinstance(source, PathLike) or is_path(source):
         where = fspath(source)
-        text = _text_of(Path(where), where)
-    data = _parsed(str(text), where)
+        return from_data(_parsed(_text_of(where), where), where)
+    return from_data(_parsed(source, "recipe"), "recipe")
+
+
+def from_data(data: object, where: str = "recipe") -> tuple[str, tuple[Rule, ...]]:
+    """Name and rules of {"name": …, "base": …, "rules": […]}."""
     if not isinstance(data, dict) or not data:
-        raise FileError(f"{where}: a recipe is a mapping with {', '.join(_KEYS)}")
+        raise FileError(f"{where}: a recipe is a mapping with {', '.join(_KEYS)}, of which base or rules")
     _check_keys(where, data, _KEYS)
+    name, base = (_text(data, key, where) for key in ("name", "base"))
+    if base is None and "rules" not in data:
+        raise RecipeError(f"{where}: neither base nor rules; write 'rules: []' for a recipe that quantizes nothing")
+    rules = data.get("rules", [])
+    if not isinstance(rules, list):
+        raise RecipeError(f"{_at(where, data, 'rules')}: rules must be a list, each entry starting with '- layout: …'")
+    own = tuple(_rule(one, where, number) for number, one in enumerate(rules, 1))
     try:
-        base = _text(data, "base")
-        name = _text(data, "name")
         tail = preset_rules(base) if base is not None else ()
     except BlockscaleError as error:
-        raise RecipeError(f"{where}: {error}") from error
-    rules = data.get("rules") or []
-    if not isinstance(rules, list):
-        raise RecipeError(f"{where}: rules must be a list, each entry starting with '- layout: …'")
-    own = tuple(_rule(one, f"{where}, rule {number}") for number, one in enumerate(rules, 1))
+        raise RecipeError(f"{_at(where, data, 'base')}: {error}") from error
     return name or (base if base and not own else "custom"), own + tail
 
 
-def _text_of(path: Path, where: str) -> str:
+def _text_of(path: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise FileError(f"{where}: cannot be read as a recipe: {error}") from error
+        raise FileError(f"{path}: cannot be read as a recipe: {error}") from error
 
 
-def _text(data: dict[str, Any], key: str) -> str | None:
+def _text(data: dict[Any, Any], key: str, where: str) -> str | None:
     value = data.get(key)
     if value is not None and (not isinstance(value, str) or not value):
-        raise RecipeError(f"{key} = {value!r}: a text (quote it)")
+        raise RecipeError(f"{_at(where, data, key)}: {key} = {value!r}: a text (quote it)")
     return value
 
 
 def _check_keys(where: str, data: dict[Any, Any], known: tuple[str, ...]) -> None:
     for key in data:
         if key not in known:
-            raise RecipeError(f"{where}: {UnknownNameError('key', key, known)}")
+            raise RecipeError(f"{_at(where, data, key)}: {UnknownNameError('key', key, known)}")
 
 
-def _rule(data: object, where: str) -> Rule:
+def _rule(data: object, where: str, number: int) -> Rule:
+    if isinstance(data, Rule):
+        return data
+    where = f"{where}, rule {number}"
     if not isinstance(data, dict) or "layout" not in data:
         raise RecipeError(
-            f"{where}: a rule is a mapping with a layout, such as {{layout: mxfp4, name: '*.mlp.*'}}"
+            f"{_at(where, data)}: a rule is a mapping with a layout, such as {{layout: mxfp4, name: '*.mlp.*'}}"
         )
     _check_keys(where, data, RULE_KEYS)
-    given: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-    }
+    given = _arguments(data)
     try:
         if isinstance(given["layout"], dict):
             given["layout"] = _scheme(given["layout"], where)
         return Rule(**given)
+    except RecipeError:
+        raise
     except (BlockscaleError, TypeError) as error:
-        raise RecipeError(f"{where}: {error}") from error
+        raise RecipeError(f"{_at(where, data)}: {error}") from error
 
 
-def _scheme(data: dict[str, Any], where: str) -> Scheme:
-    _check_keys(f"{where}, layout", data, _SCHEME_KEYS)
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return Scheme(**given)
+def _scheme(data: dict[Any, Any], where: str) -> Scheme:
+    where = f"{where}, layout"
+    _check_keys(where, data, _SCHEME_KEYS)
+    if "element" not in data:
+        raise RecipeError(f"{_at(where, data)}: no element, such as fp4_e2m1")
+    for key in ("tensor_scale", "zero_point", "dynamic"):
+        if not isinstance(data.get(key, False), bool):
+            raise RecipeError(f"{_at(where, data, key)}: {key} = {data[key]!r}: true or false")
+    return Scheme(**_arguments(data))
+
+
+def _arguments(data: dict[Any, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
 # ------------------------------------------------------------------------------------------ writing
 
 
 def written(name: str, rules: tuple[Rule, ...]) -> str:
-    data: dict[str, Any] = {"name": name}
-    base = _base(name, rules)
-    if base is not None:
-        data["base"] = base
-        rules = rules[: len(rules) - len(preset_rules(base))]
-    if rules or base is None:
-        data["rules"] = [_rule_data(rule) for rule in rules]
+    """Every rule spelled out: what is kept does not change when a preset does."""
+    data = {"name": name, "rules": [_rule_data(rule) for rule in rules]}
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _base(name: str, rules: tuple[Rule, ...]) -> str | None:
-    """The preset with the most rules that these end in; of equal ones, that of the recipe's name."""
-    found: dict[str, int] = {}
-    for preset in (name, *names()):
-        try:
-            tail = preset_rules(preset)
-        except BlockscaleError:  # the recipe's own name need not be one
-            continue
-        if rules[-len(tail) :] == tail:
-            found[preset] = len(tail)
-    return max(found, key=found.__getitem__, default=None)
+def write(text: str, path: str | PathLike[str]) -> None:
+    """The whole file or none: whoever reads it meets the old recipe or the new one."""
+    target = Path(path)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
+    except (OSError, ValueError) as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise FileError(f"{target}: cannot be written: {error}") from error
+
+
+def _mode(target: Path) -> int:
+    """Permissions as `open` would leave them."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _rule_data(rule: Rule) -> dict[str, Any]:
@@ -152,22 +178,45 @@ def _scheme_data(scheme: Scheme) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ parsing
 
 
+class _Mapping(dict[Any, Any]):
+    """A mapping that knows its line, and those of its keys."""
+
+    line = 0
+    lines: dict[Any, int]
+
+
+def _at(where: str, data: object, key: object = None) -> str:
+    if not isinstance(data, _Mapping):
+        return where
+    return f"{where}, line {data.lines.get(key, data.line)}"
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain data: no key twice, no aliases (an unquoted *name* looks like one)."""
+    """Plain data: no key twice, no aliases (an unquoted *name* looks like one), no merging."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="an alias; quote a name that starts with *", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="an alias", problem_mark=mark)
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+    def lined(self, node: yaml.MappingNode) -> Iterator[_Mapping]:
+        data = _Mapping()
+        yield data
+        data.line = node.start_mark.line + 1
+        data.lines = {}
+        for key, value in node.value:
+            name = self.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
+            if not isinstance(name, str):
+                problem = f"the key {key.value!r} is not a name" if isinstance(key, yaml.ScalarNode) else "a key that is not a name"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            if name in data:
+                raise yaml.MarkedYAMLError(problem=f"{name!r} twice", problem_mark=key.start_mark)
+            data[name] = self.construct_object(value, deep=True)  # type: ignore[no-untyped-call]
+            data.lines[name] = key.start_mark.line + 1
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.lined)
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -175,7 +224,7 @@ def _parsed(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        hint = "; quote a name that starts with *" if "*" in str(error) else ""
+        hint = "; quote a name that starts with *" if error.problem == "an alias" or "alias" in str(error) else ""
         raise FileError(f"{where}{line}: not YAML: {error.problem}{hint}") from error
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, OverflowError) as error:
         raise FileError(f"{where}: not YAML: {error}") from error
