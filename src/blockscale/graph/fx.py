@@ -126,7 +126,7 @@ class _Reader:
             ]
             if several:
                 self.several[node] = made
-            else:
+            elif outs:
                 self.value_of[node] = made.outputs[0]
         self.graph.add_node(made)
         self._bodies(node, made)
@@ -351,7 +351,7 @@ def _output_metas(node: fx.Node) -> list[Meta | None]:
         indices = [int(user.args[1]) for user in node.users]  # type: ignore[arg-type]
         return [None] * (max(indices) + 1)
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else (None,)
-    return [_meta(node)] if returns else []
+    return [_meta(node)] if returns or node.users else []
 
 
 def _is_several(node: fx.Node) -> bool:

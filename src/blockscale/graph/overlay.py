@@ -57,7 +57,7 @@ class Graph:
         done: set[Node] = set()
         result: list[Node] = []
         for root in self._nodes:
-            if root in done or not root.live:
+            if root in done or root not in self._all or not root.live:
                 continue
             stack: list[tuple[Node, Iterator[Value | None]]] = [(root, iter(root.slots))]
             open_nodes = {root}
@@ -99,9 +99,10 @@ class Graph:
     # ------------------------------------------------------------------------------ editing (passes)
 
     def constant(self, array: Any, name: str, meta: Meta) -> Value:
-        """A new constant; `name` is a hint."""
+        """A new constant: an array, or a function that makes it when it is needed. `name` is a hint."""
         self.changed = True
-        return self.add_constant(Value(name, meta, const=Const(lambda: array, name)))
+        fetch = array if callable(array) else lambda: array
+        return self.add_constant(Value(name, meta, const=Const(fetch, name)))
 
     def make(
         self, kind: str, operands: Sequence[Value | None], metas: Sequence[Meta | None],
@@ -156,7 +157,13 @@ class Graph:
 
     def sweep(self) -> int:
         """Remove nodes that are not live; how many."""
-        pending = [node for node in self._all if not node.live]
+        removed = self.discard(list(self._all))
+        self._nodes = [node for node in self._nodes if node in self._all]
+        return removed
+
+    def discard(self, candidates: Iterable[Node]) -> int:
+        """Remove those of the candidates that are not live, and what only they kept alive; how many."""
+        pending = list(candidates)
         removed = 0
         while pending:
             node = pending.pop()
@@ -170,9 +177,7 @@ class Graph:
                     if value.producer is not None:
                         pending.append(value.producer)
             pending += [user for value in node.outputs for user, _ in value.uses]  # its checks
-        if removed:
-            self._nodes = [node for node in self._nodes if node in self._all]
-            self.changed = True
+        self.changed |= removed > 0
         return removed
 
 

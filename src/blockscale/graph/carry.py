@@ -1,0 +1,215 @@
+"""A quantizing node on the other side of a move: what its layout, arguments, scales and outputs become there.
+
+`lifted` asks for a quantize above the move that makes its input, `sunk` for a dequantize below one of its
+users. Both give a Crossing, or the reason for which there is none; nothing is edited here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from blockscale.errors import BlockscaleError
+from blockscale.graph.dims import Dims, blocked
+from blockscale.graph.moving import Follower, known_integer
+from blockscale.graph.overlay import Graph
+from blockscale.graph.quant import Quant, codes_dims, layout_of, quant_of
+from blockscale.graph.view import Meta, Node, Value
+from blockscale.numerics import through
+from blockscale.numerics.follow import Moved
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.moves import Cat, Move, Permute, Reshape, Same, Split
+from blockscale.numerics.stored_moves import stored_move
+
+lifted_layout = lru_cache(maxsize=1 << 14)(through.lifted)
+sunk_layout = lru_cache(maxsize=1 << 14)(through.through)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """How a quantizing node crosses the move `over`.
+
+    quants    of the node on the other side, one for each tensor there
+    changes   of its arguments, likewise
+    codes     the move that codes get
+    scales    the move that scales and zero points get as outputs (lift) or operands (sink)
+    given     lift: the move from the scales that the node has to those that it needs on the other side
+    """
+
+    over: Node
+    quants: tuple[Quant, ...]
+    changes: tuple[dict[str, Any], ...]
+    codes: Move
+    scales: Move
+    given: Move | None = None
+
+
+class Crossings:
+    """Of one graph."""
+
+    def __init__(self, graph: Graph, follower: Follower) -> None:
+        self.graph, self.follower = graph, follower
+
+    def lifted(self, node: Node, over: Node) -> Crossing | str:
+        """For a quantize or fake-quantize and the move that makes its input."""
+        sources = over.operands[:1] if over.kind == "gather" else over.operands
+        x = node.operand(0)
+        layout = self._layout(node)
+        if isinstance(layout, str):
+            return layout
+        found = self._shapes([x, *sources])
+        if isinstance(found, str):
+            return found
+        move: Move = over.params["move"]
+        moved = lifted_layout(layout, move, *found[1:])
+        if moved and node.kind == "fake_quantize":
+            # Its result is decoded before the move, not after.
+            both = sunk_layout(moved.before[0], move, *moved.before[1:], codes=True)
+            moved = both if not both else moved
+        if not isinstance(moved, Moved):
+            return moved.reason
+        dims = [v.meta.shape for v in sources if v is not None and v.meta is not None]
+        if isinstance(move, Cat) and (moved.equal or ()) and node.operand(1) is None:
+            return f"{', '.join(moved.equal)} would have to be equal in all parts"
+        return self._crossing(node, over, moved, moved.before, dims, lift=True)
+
+    def sunk(self, node: Node, over: Node, others: Sequence[Node] = ()) -> Crossing | str:
+        """For a dequantize and one of its users; for a cat, `others` make its other parts."""
+        layouts = []
+        for one in (node, *others):
+            layout = self._layout(one)
+            if isinstance(layout, str):
+                return layout
+            layouts.append(layout)
+        found = self._shapes([node.outputs[0], *over.outputs])
+        if isinstance(found, str):
+            return found
+        move: Move = over.params["move"]
+        try:
+            moved = sunk_layout(layouts[0], move, *layouts[1:], codes=True)
+        except BlockscaleError as error:
+            return str(error)
+        if not isinstance(moved, Moved):
+            return moved.reason
+        for i, name in ((1, "scales"), (2, "zero_points"), (3, "tensor_scale")):
+            if name in moved.equal and any(one.operand(i) is not node.operand(i) for one in others):
+                return f"its parts have other {name.replace('_', ' ')}"
+        dims = [value.meta.shape for value in over.outputs if value.meta is not None]
+        return self._crossing(node, over, moved, moved.after, dims, lift=False)
+
+    # ------------------------------------------------------------------------------ parts
+
+    def _layout(self, node: Node) -> Layout | str:
+        layout = layout_of(node, self.graph.alphabet)
+        if isinstance(layout, str) or node.kind == "dequantize":
+            return layout
+        if layout.numbers.family == "affine":
+            measured = node.operand(1) is None and quant_of(node).scale != "python"
+            if layout.numbers.dynamic != measured:
+                return replace(layout, numbers=replace(layout.numbers, dynamic=measured))
+        return layout
+
+    def _shapes(self, values: Sequence[Value | None]) -> list[tuple[int, ...]] | str:
+        shapes = []
+        for value in values:
+            if value is None or value.meta is None:
+                return "a shape is not known"
+            if value in self.graph.mutated:
+                return f"{value.name} shares memory that the graph writes to"
+            shapes.append(self.graph.alphabet.numbers(value.meta.shape))
+        return shapes
+
+    def _crossing(
+        self, node: Node, over: Node, moved: Moved, layouts: Sequence[Layout], dims: list[Dims], lift: bool
+    ) -> Crossing | str:
+        quant = quant_of(node)
+        codes = self._codes(node, moved, over)
+        if isinstance(codes, str):
+            return codes
+        quants, changes = [], []
+        for layout, shape in zip(layouts, dims, strict=True):
+            why = self._unsayable(layout, shape, quant)
+            if why:
+                return why
+            change = quant.say(layout, shape) if quant.say else f"{node.call.name} cannot be written with other blocks"
+            if isinstance(change, str):
+                return change
+            quants.append(quant.with_block(layout.block))
+            changes.append(change)
+        scales = self._compact(moved.scale, quant, moved)
+        given = self._compact(moved.inverse, quant, moved) if lift and node.operand(1) is not None else Same()
+        for move in (scales, given):
+            if isinstance(move, str):
+                return move
+        assert isinstance(scales, Move) and isinstance(given, Move)
+        used_scales = node.kind != "fake_quantize" and (node.kind == "dequantize" or "scale" in quant.outputs)
+        checks = [(codes, over), (scales if used_scales else Same(), over), (given, None)]
+        why = next((w for move, like in checks if (w := self.follower.check(move, like))), "")
+        if why:
+            return f"its codes or scales would need a {why}" if why else why
+        return Crossing(over, tuple(quants), tuple(changes), codes, scales, given)
+
+    def _codes(self, node: Node, moved: Moved, over: Node) -> Move | str:
+        if node.kind == "fake_quantize":
+            found: Move = over.params["move"]
+            return found
+        quant = quant_of(node)
+        zero = known_integer(node.operand(2)) if node.operand(2) is not None else quant.zero_point
+        if quant.packed and quant.numbers.element_format.packed:
+            stored = stored_move(moved, over.params["move"], zero)
+            return stored if isinstance(stored, Move) else stored.reason
+        if moved.at_zero_point and zero is None:
+            return "the zero point, which fills the padding, is not known"
+        return moved.codes_at(zero or 0)
+
+    def _unsayable(self, layout: Layout, dims: Dims, quant: Quant) -> str:
+        if any(self.graph.alphabet.involves_symbol(b) for b in layout.block):
+            return "its blocks would have a size known only at run time"
+        for made in (blocked(dims, layout.block), codes_dims(dims, quant.numbers) if quant.packed else dims):
+            if isinstance(made, str):
+                return made
+        return ""
+
+    def _compact(self, move: Move | None, quant: Quant, moved: Moved) -> Move | str:
+        """`move` is on scales of full rank; a scale with fewer dimensions has a move of its own."""
+        if move is None:
+            return "the static scales of what the move drops or repeats are not known"
+        if quant.scale == "full" or isinstance(move, Same):
+            return move
+        if isinstance(move, Reshape | Permute):  # a single dimension that is not 1 keeps its order
+            return Same()
+        if quant.scale in ("scalar", "python"):
+            return Same()
+        return f"its scale of one dimension cannot follow {move}"
+
+
+def output_metas(node: Node, quant: Quant, dims: Dims) -> list[Meta | None]:
+    """What a quantizing node like `node` gives on a tensor of `dims`, in the order of its outputs."""
+    if node.kind != "quantize":
+        meta = node.outputs[0].meta
+        return [None if meta is None else Meta(meta.dtype, dims)]
+    made: list[Meta | None] = []
+    for name, value in zip(quant.outputs, node.outputs, strict=False):
+        meta = value.meta
+        if meta is None or name == "tensor_scale" or meta.shape == (0,):
+            made.append(meta)
+        elif name == "codes":
+            shape = codes_dims(dims, quant.numbers) if quant.packed else dims
+            made.append(None if isinstance(shape, str) else Meta(meta.dtype, shape))
+        elif quant.scale == "full":
+            shape = blocked(dims, quant.block)
+            made.append(None if isinstance(shape, str) else Meta(meta.dtype, shape))
+        else:
+            made.append(meta)
+    return made
+
+
+def parts_of(over: Node) -> int:
+    """How many tensors are on the other side when a quantize is lifted over it."""
+    return len(over.operands) if isinstance(over.params["move"], Cat) else 1
+
+
+def is_split(over: Node) -> bool:
+    return isinstance(over.params["move"], Split)
