@@ -36,6 +36,7 @@ class Quant:
               `channel` (one dimension, of the one that has several scales), `python` (arguments, no operand)
     outputs   what each output is: codes, scale, zero_point, tensor_scale
     say       None: the operator cannot be written with other blocks
+    zero_point  the one that the operator's arguments say, where there is no operand; None: measured, not known
     identity  everything else that decides the result: attributes, dtypes (for combining); hashable
     """
 
@@ -46,6 +47,7 @@ class Quant:
     outputs: tuple[str, ...] = ("codes",)
     exact: bool = True
     say: Say | None = None
+    zero_point: int | None = 0
     identity: tuple[Any, ...] = ()
 
     def with_block(self, block: tuple[int, ...]) -> Quant:
@@ -61,7 +63,7 @@ class Quant:
         return self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        return self.numbers, self.block, self.packed, self.scale, self.outputs, self.exact, self.identity
+        return self.numbers, self.block, self.packed, self.scale, self.outputs, self.exact, self.zero_point, self.identity
 
 
 def quant_of(node: Node) -> Quant:

@@ -44,7 +44,8 @@ def _quantize(a: Args) -> Read:
 
 def _dynamic_quantize(a: Args) -> Read:
     outputs = ("codes", "scale", "zero_point", "tensor_scale")
-    return "quantize", ("x", "scale", "zero_point", "tensor_scale"), _ours(a, outputs=outputs)
+    zero_point = None if numbers_named(a.get("numbers")).zero_point else 0
+    return "quantize", ("x", *_PARAMS), _ours(a, outputs=outputs, zero_point=zero_point)
 
 
 def _dequantize(a: Args) -> Read:
