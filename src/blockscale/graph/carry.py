@@ -133,7 +133,11 @@ class Crossings:
             why = self._unsayable(layout, shape, quant)
             if why:
                 return why
-            change = quant.say(layout, shape) if quant.say else f"{node.call.name} cannot be written with other blocks"
+            change = (
+                quant.say(layout, shape)
+                if quant.say
+                else f"{node.call.name} cannot be written with other blocks"
+            )
             if isinstance(change, str):
                 return change
             quants.append(quant.with_block(layout.block))

@@ -59,6 +59,7 @@ class _Reader:
         self.module = module
         self.lifted = lifted
         self.graph = Graph("", alphabet)
+        self.graph.origin = module
         self.graph.arguments = lambda node: _literal(node.origin)
         self.value_of: dict[fx.Node, Value] = {}
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem

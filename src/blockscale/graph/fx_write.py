@@ -28,7 +28,7 @@ class Writer:
         self.overlay, self.module, self.fx = graph, module, module.graph
         self.add_constant = add_constant or self._buffer
         self.known: dict[Any, Any] = {}
-        self.mode = _fake_mode(self.fx)
+        self.mode = fake_mode(self.fx)
         self.first = next((n for n in self.fx.nodes if n.op != "placeholder"), None)
         self.cursor: fx.Node | None = None
         self.hoisted: set[fx.Node] = set()
@@ -250,7 +250,7 @@ def _frozen(argument: Any) -> Any:
     return (type(argument), repr(argument))
 
 
-def _fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
+def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
     for node in graph.nodes:
         found = node.meta.get("val")
         for item in found if isinstance(found, list | tuple) else (found,):

@@ -42,8 +42,6 @@ KINDS: dict[type[Move], str] = {
     Relu: "relu", FlipBit: "flip_bit", ClearBit: "clear_bit",
 }  # fmt: skip
 
-LARGEST_FOLDED = 1 << 22  # elements of a constant that is moved while compiling
-
 
 class Follower:
     """Makes each moved value of a graph once."""
@@ -127,8 +125,6 @@ class Follower:
         metas = self._metas(move, sources)
         if any(not isinstance(n, int) for meta in metas for n in meta.shape):
             return None
-        if any(size_of(source.meta) > LARGEST_FOLDED for source in sources):  # type: ignore[arg-type]
-            return None
         key = (move, tuple(sources), index)
         if key not in self._folded:
             constants = [source.const for source in sources]
@@ -140,15 +136,6 @@ class Follower:
 
             self._folded[key] = self.graph.constant(fetch, name, metas[index])
         return self._folded[key]
-
-
-def size_of(meta: Meta) -> int:
-    size = 1
-    for n in meta.shape:
-        if not isinstance(n, int):
-            return LARGEST_FOLDED + 1
-        size *= n
-    return size
 
 
 def _numbers(move: Move) -> list[int]:

@@ -30,6 +30,7 @@ class Graph:
         self._all: dict[Node, None] = {}  # also new nodes, which `_nodes` has only once they are sorted
         self._made = 0
         self.changed = False
+        self.origin: Any = None  # the adapter's own
 
     # ------------------------------------------------------------------------------ reading
 
@@ -44,6 +45,10 @@ class Graph:
         yield self
         for _, body in self.bodies:
             yield from body.walk()
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether it has not been removed."""
+        return node in self._all
 
     def numbers(self, value: Value) -> tuple[int, ...] | None:
         """The shape with primes for what is known only at run time; None where the rank is not known."""
@@ -126,7 +131,7 @@ class Graph:
             template, changes = like.made_by.like, {**like.made_by.changes, **changes}
         made = Made(None if like.made_by and not like.made_by.like else template, changes)
         node = Node(call or like.call, list(slots), "", -1, None, like.site, made)
-        return self._add_made(node, metas, like.name)
+        return self._add_made(node, metas, template.name)
 
     def _add_made(self, node: Node, metas: Sequence[Meta | None], name: str) -> Node:
         self._made += 1

@@ -43,9 +43,7 @@ class Log:
         return [entry for entry in self.entries if entry.left and stage in ("", entry.stage)]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [
-            {name: value for name, value in vars(entry).items() if value} for entry in self.entries
-        ]
+        rows = [{name: value for name, value in vars(entry).items() if value} for entry in self.entries]
         return {"entries": rows, "before": dict(self.before), "after": dict(self.after)}
 
     def __str__(self) -> str:
