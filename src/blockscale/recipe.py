@@ -5,7 +5,7 @@ matches stays float; a rule that never applies is an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -16,7 +16,7 @@ from blockscale.errors import ArgumentError, RecipeError
 from blockscale.numerics.scheme import Scheme
 from blockscale.recipe_presets import names, preset_rules
 from blockscale.recipe_rules import FLOAT, Operand, Rule, bound, scheme_text
-from blockscale.recipe_unused import matched, unused
+from blockscale.recipe_unused import unused, winners
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,18 +41,20 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Rules in order, and a name for reports."""
+    """Rules in order, and a name for reports. `base` is a preset whose rules come after the given ones."""
 
     rules: tuple[Rule, ...]
     name: str = "custom"
 
-    def __init__(self, rules: Iterable[Rule], name: str = "custom") -> None:
+    def __init__(self, rules: Iterable[Rule], name: str = "custom", *, base: str | None = None) -> None:
         rules = tuple(rules)
         for number, rule in enumerate(rules, 1):
             if not isinstance(rule, Rule):  # users come without types
                 raise ArgumentError(f"rule {number}", rule, "a Rule")
         if not name:
             raise ArgumentError("name", name, "a text")
+        if base is not None:
+            rules += preset_rules(base)
         object.__setattr__(self, "rules", rules)
         object.__setattr__(self, "name", name)
 
@@ -67,18 +69,21 @@ class Recipe:
         name, rules = recipe_yaml.read(source)
         return Recipe(rules, name)
 
-    def to_yaml(self) -> str:
-        """YAML that `from_yaml` reads back to an equal recipe."""
-        return recipe_yaml.written(self.name, self.rules)
+    def to_yaml(self, path: str | PathLike[str] | None = None) -> str:
+        """YAML that `from_yaml` reads back to an equal recipe; with a path, also written there."""
+        text = recipe_yaml.written(self.name, self.rules)
+        if path is not None:
+            recipe_yaml.write(text, path)
+        return text
 
     def assign(self, operands: Iterable[Operand]) -> list[Assignment]:
         """What each operand gets. RecipeError: a tensor cannot take its layout, or a rule never applies."""
         operands = list(operands)
-        matches = matched(self.rules, operands)
-        problems = unused(self.rules, operands, matches)
+        won = winners(self.rules, operands)
+        problems = unused(self.rules, operands, won)
         if problems:
             raise RecipeError("\n".join(f"recipe {self.name!r}: {problem}" for problem in problems))
-        return [self._assigned(operand, hit) for operand, hit in zip(operands, matches.first, strict=True)]
+        return [self._assigned(operand, hit) for operand, hit in zip(operands, won, strict=True)]
 
     def _assigned(self, operand: Operand, hit: int | None) -> Assignment:
         if hit is None:
@@ -95,10 +100,10 @@ class Recipe:
         Never fails for what `assign` refuses: that is listed as problems.
         """
         operands = _operands_of(model)
-        matches = matched(self.rules, operands)
-        problems = list(unused(self.rules, operands, matches))
+        won = winners(self.rules, operands)
+        problems = unused(self.rules, operands, won)
         rows = []
-        for operand, hit in zip(operands, matches.first, strict=True):
+        for operand, hit in zip(operands, won, strict=True):
             try:
                 rows.append(self._assigned(operand, hit))
             except RecipeError as error:
@@ -108,9 +113,13 @@ class Recipe:
         return Explanation(self, tuple(rows), tuple(problems))
 
 
-def recipe_of(value: str | PathLike[str] | Recipe | Rule | Scheme | Sequence[Rule]) -> Recipe:
-    """A recipe from what users give: a Recipe, a preset's name, the path of a .yaml file, rules, or a Scheme
-    (for the weights and inputs of linear, conv and matmul by a constant, and nothing else).
+Given = str | PathLike[str] | Recipe | Rule | Scheme | Sequence[Rule] | Mapping[str, Any]
+
+
+def recipe_of(value: Given) -> Recipe:
+    """A recipe from what users give: a Recipe, a preset's name, the path of a .yaml file, rules, a mapping as
+    YAML would say it, or a Scheme (for the weights and inputs of linear, conv and matmul by a constant, and
+    nothing else).
     """
     if isinstance(value, Recipe):
         return value
@@ -122,11 +131,15 @@ def recipe_of(value: str | PathLike[str] | Recipe | Rule | Scheme | Sequence[Rul
         text = fspath(value)
         is_file = isinstance(value, PathLike) or recipe_yaml.is_path(text)
         return Recipe.from_yaml(Path(text)) if is_file else Recipe.preset(text)
+    if isinstance(value, Mapping):
+        name, rules = recipe_yaml.from_data(dict(value))
+        return Recipe(rules, name)
     if isinstance(value, list | tuple):
         return Recipe(value)
     raise ArgumentError(
-        "recipe", value, "a preset's name, the path of a .yaml file, a Recipe, a list of Rules or a Scheme"
-    )
+        "recipe", value,
+        "a preset's name, the path of a .yaml file, a Recipe, a list of Rules, a mapping or a Scheme",
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------- explaining a recipe

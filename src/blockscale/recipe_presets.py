@@ -15,7 +15,9 @@ from blockscale.recipe_rules import DTYPES, FLOAT, USES, Rule
 ALL = "-all"
 DYNAMIC = "-dynamic"
 
-_SINGLE = ("mxfp8", "mxfp6", *(name for name in PRESETS if name != "int8-channel"), "int8-dynamic", "uint8-dynamic")
+_SINGLE = (
+    "mxfp8", "mxfp6", *(name for name in PRESETS if name != "int8-channel"), "int8-dynamic", "uint8-dynamic",
+)  # fmt: skip
 _PAIRS = (
     "mxfp4-mxfp8", "mxfp4-mxfp6", "mxfp4-mxint8", "mxfp6-mxfp8", "mxfp6-mxint8", "int8-uint8",
     "int4-g128-int8-token", "int4-g32-int8-token",

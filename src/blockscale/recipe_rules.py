@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
-from glob import escape
 from functools import cached_property, lru_cache
+from glob import escape
 from math import prod
 from typing import Any
 
@@ -74,7 +74,8 @@ class Operand:
 
     def __str__(self) -> str:
         place = f" ({self.source})" if self.source else ""
-        return f"{self.role} {self.index} {self.tensor!r} [{self.size_text}] of {self.kind} {self.node!r}{place}"
+        tensor = f"{self.role} {self.index} {self.tensor!r} [{self.size_text}]"
+        return f"{tensor} of {self.kind} {self.node!r}{place}"
 
     @property
     def size_text(self) -> str:
@@ -99,8 +100,9 @@ class Rule:
 
     Conditions. `name` (the operator's) and `tensor` are globs ("*.mlp.*", where * matches dots too) or
     "re:<regex>", which must match fully; those, `kind`, `role`, `use` and `dtype` may be tuples, any one of
-    which suffices. Without a role a layout is for inputs and weights, and "float" for every role. A rank counts
-    dimensions, a size elements; a tensor whose size is not known before the run meets no condition on it.
+    which suffices. Without a role a layout is for inputs and weights, and "float" for every role. A rank
+    counts dimensions, a size elements; a tensor whose size is not known before the run meets no condition
+    on it.
 
     Settings replace fields of the scheme. `optional`: may match nothing, as rules made for any model do.
     """
@@ -222,8 +224,21 @@ class Rule:
         return ", ".join([layout_text(self), *(f"{key}={_shown(value)}" for key, value in given)])
 
 
-_DIRECT = ("dynamic", "scale", "zero_point", "quant_min", "quant_max")  # settings that `refined` does not know
+# Settings that `refined` does not know.
+_DIRECT = ("dynamic", "scale", "zero_point", "quant_min", "quant_max")
 RULE_KEYS = tuple(f.name for f in fields(Rule) if f.init)
+
+
+@lru_cache(maxsize=4096)
+def matcher(pattern: str, key: str) -> Callable[[str], re.Match[str] | None]:
+    """Whether a whole text fits a glob, or `re:` and a regular expression."""
+    if not pattern.startswith("re:"):
+        return re.compile(translate(pattern)).fullmatch
+    try:
+        return re.compile(pattern[3:]).fullmatch
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ArgumentError(key, pattern, f"a glob, or re: and a regular expression ({error})") from None
+
 
 # Condition → whether an operand meets what is wanted.
 _MEETS: dict[str, Callable[[Any, Operand], bool]] = {
@@ -239,17 +254,6 @@ _MEETS: dict[str, Callable[[Any, Operand], bool]] = {
     "min_size": lambda least, operand: operand.size is not None and operand.size >= least,
     "max_size": lambda most, operand: operand.size is not None and operand.size <= most,
 }
-
-
-@lru_cache(maxsize=4096)
-def matcher(pattern: str, key: str) -> Callable[[str], re.Match[str] | None]:
-    """Whether a whole text fits a glob, or `re:` and a regular expression."""
-    if not pattern.startswith("re:"):
-        return re.compile(translate(pattern)).fullmatch
-    try:
-        return re.compile(pattern[3:]).fullmatch
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ArgumentError(key, pattern, f"a glob, or re: and a regular expression ({error})") from None
 
 
 def _names(key: str, value: object) -> tuple[str, ...] | None:
@@ -278,7 +282,8 @@ def bound(rule: Rule, operand: Operand) -> Scheme | None:
     """The rule's scheme with its axis that of the operand, legal for its shape. None: float.
 
     Blocks along one axis follow `operand.axis`, one scale a channel follows `operand.channel`, unless the
-    rule or its Scheme names an axis. Weights and biases are constant: their parameters come from their values.
+    rule or its Scheme names an axis. Weights and biases are constant: their parameters come from their
+    values.
     """
     scheme = rule.scheme
     if scheme is None:

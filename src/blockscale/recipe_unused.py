@@ -16,9 +16,7 @@ def winners(rules: Sequence[Rule], operands: Sequence[Operand]) -> list[int | No
     return [next((r for r, rule in enumerate(rules) if rule.matches(one)), None) for one in operands]
 
 
-def unused(
-    rules: Sequence[Rule], operands: Sequence[Operand], won: Sequence[int | None]
-) -> list[str]:
+def unused(rules: Sequence[Rule], operands: Sequence[Operand], won: Sequence[int | None]) -> list[str]:
     """A message for each rule that gives no operand its layout, but for those that may (`optional`).
 
     A recipe that asks for layouts and gives none is an error even where each of its rules is optional.
@@ -28,11 +26,14 @@ def unused(
     for r, rule in enumerate(rules):
         if r in applied or rule.optional:
             continue
-        shadows = {won[i] for i, operand in enumerate(operands) if rule.matches(operand)}
+        shadows = {w for w, one in zip(won, operands, strict=True) if w is not None and rule.matches(one)}
         title = f"rule {r + 1} ({rule})"
         if shadows:
-            by = " and ".join(f"rule {w + 1} ({rules[w]})" for w in sorted(s for s in shadows if s is not None))
-            problems.append(f"{title} never applies: {by} comes first for all that it matches. Put it before, or remove it")
+            by = " and ".join(f"rule {w + 1} ({rules[w]})" for w in sorted(shadows))
+            problems.append(
+                f"{title} never applies: {by} comes first for all that it matches. "
+                "Put it before, or remove it"
+            )
         else:
             problems.append(f"{title} matches nothing. {_nearest(rule, operands)}")
     layouts = [r for r, rule in enumerate(rules) if rule.scheme is not None]

@@ -51,10 +51,14 @@ def from_data(data: object, where: str = "recipe") -> tuple[str, tuple[Rule, ...
     _check_keys(where, data, _KEYS)
     name, base = (_text(data, key, where) for key in ("name", "base"))
     if base is None and "rules" not in data:
-        raise RecipeError(f"{where}: neither base nor rules; write 'rules: []' for a recipe that quantizes nothing")
+        raise RecipeError(
+            f"{where}: neither base nor rules; write 'rules: []' for a recipe that quantizes nothing"
+        )
     rules = data.get("rules", [])
     if not isinstance(rules, list):
-        raise RecipeError(f"{_at(where, data, 'rules')}: rules must be a list, each entry starting with '- layout: …'")
+        raise RecipeError(
+            f"{_at(where, data, 'rules')}: rules must be a list, each entry starting with '- layout: …'"
+        )
     own = tuple(_rule(one, where, number) for number, one in enumerate(rules, 1))
     try:
         tail = preset_rules(base) if base is not None else ()
@@ -89,7 +93,8 @@ def _rule(data: object, where: str, number: int) -> Rule:
     where = f"{where}, rule {number}"
     if not isinstance(data, dict) or "layout" not in data:
         raise RecipeError(
-            f"{_at(where, data)}: a rule is a mapping with a layout, such as {{layout: mxfp4, name: '*.mlp.*'}}"
+            f"{_at(where, data)}: a rule is a mapping with a layout, "
+            "such as {layout: mxfp4, name: '*.mlp.*'}"
         )
     _check_keys(where, data, RULE_KEYS)
     given = _arguments(data)
@@ -206,13 +211,14 @@ class _Loader(yaml.SafeLoader):
         data.line = node.start_mark.line + 1
         data.lines = {}
         for key, value in node.value:
-            name = self.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
+            name = self.construct_object(key, deep=True)
             if not isinstance(name, str):
-                problem = f"the key {key.value!r} is not a name" if isinstance(key, yaml.ScalarNode) else "a key that is not a name"
+                shown = repr(key.value) if isinstance(key, yaml.ScalarNode) else "of several parts"
+                problem = f"the key {shown} is not a name"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             if name in data:
                 raise yaml.MarkedYAMLError(problem=f"{name!r} twice", problem_mark=key.start_mark)
-            data[name] = self.construct_object(value, deep=True)  # type: ignore[no-untyped-call]
+            data[name] = self.construct_object(value, deep=True)
             data.lines[name] = key.start_mark.line + 1
 
 
@@ -224,7 +230,7 @@ def _parsed(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        hint = "; quote a name that starts with *" if error.problem == "an alias" or "alias" in str(error) else ""
+        hint = "; quote a name that starts with *" if "alias" in str(error) else ""
         raise FileError(f"{where}{line}: not YAML: {error.problem}{hint}") from error
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, OverflowError) as error:
         raise FileError(f"{where}: not YAML: {error}") from error
