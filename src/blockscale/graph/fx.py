@@ -7,6 +7,7 @@ and here they are constants like the `get_attr` of a GraphModule.
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -120,6 +121,7 @@ class _Reader:
         self, node: fx.Node, order: int, call: Call, slots: list[Value | None], outs: list[Meta | None] | None
     ) -> None:
         made = Node(call, slots, node.name, order, node, _site(node))
+        made.scope = _scope(node)
         if outs is not None:
             several = _is_several(node)
             made.outputs = [
@@ -364,18 +366,27 @@ def _is_several(node: fx.Node) -> bool:
     return found is None and bool(users) and all(user.target is operator.getitem for user in users)
 
 
-def _site(node: fx.Node) -> str:
-    """Module path and source line, as far as torch kept them."""
-    parts = []
+def _scope(node: fx.Node) -> str:
+    """Path of the innermost module; torch counts the further calls of a module as `key@1`, …"""
     stack = node.meta.get("nn_module_stack")
-    if stack:
-        path = list(stack.values())[-1][0]
-        parts.append(str(path).removeprefix("L['self'].").replace("L__self___", ""))
+    if not stack:
+        return ""
+    key, (path, _) = list(stack.items())[-1]
+    _, again, count = str(key).rpartition("@")
+    return str(path).removeprefix("L['self'].").replace("L__self___", "") + (again + count if again else "")
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def _site(node: fx.Node) -> str:
+    """Module path and source line, as far as torch kept them; the line in the model, not in torch."""
+    parts = [_scope(node)]
     trace = node.meta.get("stack_trace")
     if trace:
         lines = [line.strip() for line in trace.strip().split("\n") if line.strip().startswith("File ")]
-        if lines:
-            parts.append(lines[-1])
+        own = [line for line in lines if _TORCH not in line] or lines
+        parts += own[-1:]
     return ", ".join(part for part in parts if part)
 
 

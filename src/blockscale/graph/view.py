@@ -84,7 +84,7 @@ class Value:
 class Node:
     """A call with its operands. `made_by` is None for nodes of the model; see `Made`."""
 
-    __slots__ = ("call", "dirty", "made_by", "name", "order", "origin", "outputs", "site", "slots")
+    __slots__ = ("call", "dirty", "made_by", "name", "order", "origin", "outputs", "scope", "site", "slots")
 
     def __init__(
         self, call: Call, slots: list[Value | None], name: str, order: int, origin: Any = None,
@@ -97,6 +97,7 @@ class Node:
         self.order = order
         self.origin = origin
         self.site = site  # "model.layers.0.mlp, file.py:12": for messages
+        self.scope = ""  # "model.layers.0.mlp": the module it is in; "mlp@1" in the module's second call
         self.made_by = made_by
         self.dirty = False
 
