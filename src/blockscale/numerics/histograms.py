@@ -117,7 +117,8 @@ def _bin_of(counts: Array, wanted: Array) -> Array:
 def least_divergence(counts: Array, center: int, levels: int) -> int:
     """Of the windows |k| < i around `center`, the i whose counts survive `levels` levels best.
 
-    Of windows within 1e-9 of the least divergence the widest: nothing is clipped without a gain.
+    Only windows that hold half of the elements are looked at, and that have a bin for each level. Of those
+    within 1e-9 of the least divergence the widest: nothing is clipped without a gain.
     """
     used = np.flatnonzero(counts)
     if not len(used):
@@ -125,7 +126,9 @@ def least_divergence(counts: Array, center: int, levels: int) -> int:
     first, last = min(int(used[0]), center), max(int(used[-1]) + 1, center)
     reach = np.arange(1, max(center - first, last - center) + 1)
     starts, stops = np.maximum(center - reach, first), np.minimum(center + reach, last)
+    below = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     fits = stops - starts >= max(levels, 2)  # a smaller window loses nothing by its levels
+    fits &= 2 * (below[stops] - below[starts]) >= below[-1]
     if not fits.any():
         return int(reach[-1])
     divergence = divergences(counts, starts[fits], stops[fits], levels)
@@ -134,38 +137,36 @@ def least_divergence(counts: Array, center: int, levels: int) -> int:
 
 
 def divergences(counts: Array, starts: Array, stops: Array, levels: int) -> Array:
-    """KL(P ‖ Q) of each window [start, stop) of bins, in nats; infinite where Q misses bins of P.
+    """KL(P ‖ Q) of each window [start, stop) of bins, in nats.
 
     P is the window with what lies outside added to its first and last bin. Q is the window cut into
     `levels` equal levels (bin j of m is in level j · levels // m), each spread evenly over its bins
-    where P is not 0. Both are normalised. From running sums: O(levels) a window.
+    where P is not 0; a level that holds nothing but what lies outside counts as one element. Both are
+    normalised. From running sums: O(levels) a window.
     """
     edge = np.zeros(1, np.int64)
     below = np.concatenate([edge, np.cumsum(counts)])
     filled = np.concatenate([edge, np.cumsum(counts > 0)])
-    entropy = np.concatenate([edge, np.cumsum(_n_log_n(counts))])
+    n_log_n = np.concatenate([edge, np.cumsum(_n_log_n(counts))])
+    n = below[-1]
     result = np.empty(len(starts))
     step = max(1, _CHUNK // (levels + 1))
     for at in range(0, len(starts), step):
         a, b = starts[at : at + step], stops[at : at + step]
-        left, right = below[a], below[-1] - below[b]
+        left, right = below[a], n - below[b]
         edges = a[:, None] - (-np.arange(levels + 1) * (b - a)[:, None] // levels)
         q = np.diff(below[edges])
         p, spread = q.copy(), np.diff(filled[edges])
         p[:, 0] += left
         p[:, -1] += right
+        q = np.where(p > 0, np.maximum(q, 1), 0)
         spread[:, 0] += (counts[a] == 0) & (left > 0)
         spread[:, -1] += (counts[b - 1] == 0) & (right > 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            crossed = np.where(p > 0, p * np.log(q / spread), 0).sum(-1)
-            kept = np.log(below[b] - below[a])
-        own = entropy[b] - entropy[a]
+        crossed = (p * np.log(np.maximum(q, 1) / np.maximum(spread, 1))).sum(-1)
+        own = n_log_n[b] - n_log_n[a]
         own += _n_log_n(counts[a] + left) - _n_log_n(counts[a])
         own += _n_log_n(counts[b - 1] + right) - _n_log_n(counts[b - 1])
-        n = below[-1]
-        result[at : at + step] = np.where(
-            np.isfinite(crossed), (own - crossed) / n - np.log(n) + kept, np.inf
-        )
+        result[at : at + step] = (own - crossed) / n - np.log(n) + np.log(q.sum(-1))
     return result
 
 

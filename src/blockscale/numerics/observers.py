@@ -125,7 +125,8 @@ class _Histograms(MinMax):
                 )
             self.histogram = Histogram(groups, self.bins)
         amax = np.maximum(-batch.low, batch.high).reshape(-1)
-        self.histogram.add(_grouped(batch)[..., 0], amax)
+        values = batch.x if groups == 1 else _grouped(batch)
+        self.histogram.add(values.reshape(groups, -1), amax)
         super()._observe(batch)
 
     def _absorb(self, other: Self) -> None:
@@ -239,7 +240,11 @@ METHODS = tuple(_CLASSES)
 
 
 def _grouped(batch: Batch) -> Array:
-    """[groups, n, 1] elements of each group, NaN where a short block has none; for NVFP4 [1, blocks, n]."""
+    """[groups, places, unit] elements of each group.
+
+    affine: [blocks, elements of a block, 1], NaN where a short block has none.
+    NVFP4:  [1, blocks, elements of a block], 0 where a short block has none: its amax stays what it is.
+    """
     layout = batch.layout
     blocks = blocks_of(NUMPY, batch.x, layout)
     n = blocks.shape[-1]
