@@ -3,65 +3,19 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "block_params.h"
 #include "cpu.h"
 #include "float_env.h"
+#include "range_ends.h"
+#include "tiling.h"
 
 namespace bs {
 
 namespace {
 
 enum class What : uint8_t { kFake, kCode, kDecode, kParams };
-
-// How the work is cut. A tile is one outer block (or some of its rows) by some columns; columns
-// start at multiples of 8, so that packed codes of two tiles never share a byte.
-struct Tiling {
-  int64_t columns;     // a tile
-  int64_t rows;        // a tile
-  int64_t row_chunks;  // tiles of an outer block, downward
-  int64_t column_chunks;
-  int64_t count;
-  size_t blocks;  // most blocks that a tile touches
-};
-
-constexpr int64_t kWhole = INT64_MAX;
-
-int64_t up_to_multiple(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
-
-Tiling tiling(const Geometry& g, int64_t columns, int64_t rows) {
-  const Dim& inner = g.inner();
-  Tiling t{};
-  t.columns = std::min(columns, std::max<int64_t>(inner.size, 1));
-  t.rows = std::min(rows, g.rows());
-  t.row_chunks = (g.rows() + t.rows - 1) / std::max<int64_t>(t.rows, 1);
-  t.column_chunks = (inner.size + t.columns - 1) / t.columns;
-  t.count = g.outer_blocks() * t.row_chunks * t.column_chunks;
-  const int64_t blocks = t.columns / std::max<int64_t>(inner.extent, 1) + 2;
-  t.blocks = size_t(std::min(blocks, inner.blocks()));
-  return t;
-}
-
-// Tiles of whole blocks: their extremes are found and used while the data is in the nearest cache.
-Tiling whole_blocks(const Geometry& g) {
-  const Dim& inner = g.inner();
-  const int64_t rows = std::max<int64_t>(g.rows(), 1);
-  if (inner.extent >= inner.size) return tiling(g, std::max<int64_t>(inner.size, 1), kWhole);
-  if (inner.extent == 1) {
-    const int64_t columns = std::clamp<int64_t>(131072 / rows, 64, int64_t(kPiece));
-    return tiling(g, up_to_multiple(columns, 16), kWhole);
-  }
-  const int64_t unit = std::lcm(inner.extent, int64_t{8});
-  return tiling(g, up_to_multiple(std::max<int64_t>(8192 / rows, 1), unit), kWhole);
-}
-
-// Tiles for known parameters: any rows, any columns.
-Tiling free_tiles(const Geometry& g) {
-  const int64_t columns = g.inner().extent == 1 ? int64_t(kPiece) : 4 * int64_t(kPiece);
-  return tiling(g, columns, std::max<int64_t>(1, 16384 / std::min(columns, g.inner().size + 1)));
-}
 
 constexpr uint32_t kFinite = kInfBits - 1;
 
@@ -130,16 +84,6 @@ class Engine {
     alignas(64) uint16_t wide[kPiece];
   };
 
-  // One tile's place.
-  struct Tile {
-    Geometry::Rows rows;
-    int64_t first_row, row_count;
-    int64_t column, columns;
-    int64_t first_block;  // within the inner dimension
-    size_t blocks;
-    int64_t at;  // index of the first block in the stored parameters
-  };
-
   int threads() const {
     const int64_t worth = g_.size() / 16384;
     return int(std::clamp<int64_t>(worth, 1, std::max(host_.threads, 1)));
@@ -175,28 +119,13 @@ class Engine {
     return all;
   }
 
-  void place(const Tiling& t, int64_t index, Tile& tile) const {
-    const Dim& inner = g_.inner();
-    const int64_t chunk = index % t.column_chunks;
-    const int64_t down = index / t.column_chunks % t.row_chunks;
-    const int64_t outer = index / t.column_chunks / t.row_chunks;
-    g_.rows_of(outer, tile.rows);
-    tile.first_row = std::min(down * t.rows, tile.rows.count);
-    tile.row_count = std::min(t.rows, tile.rows.count - tile.first_row);
-    tile.column = chunk * t.columns;
-    tile.columns = std::min(t.columns, inner.size - tile.column);
-    tile.first_block = tile.column / inner.extent;
-    tile.blocks = size_t((tile.column + tile.columns - 1) / inner.extent - tile.first_block + 1);
-    tile.at = outer * inner.blocks() + tile.first_block;
-  }
-
   void run_tiles(const Tiling& t, bool choose) {
     auto spaces = workspaces(t);
     parallel(t.count, [&](int task, int64_t first, int64_t last) {
       Workspace& w = *spaces[size_t(task)];
       Tile tile;
       for (int64_t i = first; i < last; ++i) {
-        place(t, i, tile);
+        place(g_, t, i, tile);
         w.params.overflows = false;
         w.params.lifted = false;
         if (fused_fake_ != nullptr || fused_code_ != nullptr) {
@@ -312,33 +241,13 @@ class Engine {
     }
   }
 
-  static void copy_nonfinite(const float* x, size_t n, float* y) {
-    for (size_t i = 0; i < n; ++i) y[i] = (bits_of(x[i]) & kMagnitude) >= kInfBits ? x[i] : y[i];
-  }
-
-  static void saturate(float* y, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      y[i] = y[i] > kFloatMax ? kFloatMax : y[i] < -kFloatMax ? -kFloatMax : y[i];
-    }
-  }
-
   void store(float* from, unsigned char* to, size_t n) {
-    if (!job_.numbers.saturates) overflow_to_infinity(from, n);
+    if (!job_.numbers.saturates) overflow_to_infinity(from, n, job_.y_type);
     if (stream_) {
       kernels_.stream(from, reinterpret_cast<float*>(to), n);
     } else {
       kernels_.store[int(job_.y_type)](from, to, g_.inner().y, n);
     }
-  }
-
-  // What rounds to beyond the output's range, as the ordinary conversion does: `store` would
-  // saturate.
-  void overflow_to_infinity(float* y, size_t n) const {
-    const float least[] = {float_of(kInfBits), 0x1.ffp127f, 65520.0f};
-    const float limit = least[int(job_.y_type)];
-    const float infinity = float_of(kInfBits);
-    for (size_t i = 0; i < n; ++i)
-      y[i] = y[i] >= limit ? infinity : y[i] <= -limit ? -infinity : y[i];
   }
 
   void put_codes(const Piece& piece, const Offset& row, int64_t column, int64_t block,
@@ -406,7 +315,7 @@ class Engine {
       Workspace& w = *spaces[size_t(task)];
       Tile tile;
       for (int64_t i = first; i < last; ++i) {
-        place(t, i, tile);
+        place(g_, t, i, tile);
         w.params.clear_extremes(tile.blocks);
         const Extremes own = w.params.extremes();
         for_pieces(tile, w, [&](Piece& piece, size_t block, const Offset&, int64_t) {
