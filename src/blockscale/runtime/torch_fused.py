@@ -1,4 +1,4 @@
-"""torch.ops.blockscale.{linear, conv, rms_norm, …}: ATen operators whose operands and output may be quantized.
+"""torch.ops.blockscale.{linear, conv, …}: ATen operators whose operands and output may be quantized.
 
     linear(codes of x, …) = quantize(aten.linear(dequantize(x), dequantize(weight), bias))
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError, UnknownNameError
+from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError
 from blockscale.numerics.layout import Layout
 from blockscale.runtime import torch_library
 from blockscale.runtime.torch_bound import type_index
@@ -107,7 +107,8 @@ def _kernel(row: Row, *, dynamic: bool) -> Callable[..., Any]:
 
 
 def _fields(given: Mapping[str, Any], name: str) -> Fields:
-    return Fields(*(given.get(f"{name}_{field}") for field in Fields._fields))
+    values: dict[str, Any] = {field: given.get(f"{name}_{field}") for field in Fields._fields}
+    return Fields(**values)
 
 
 def _decoded(row: Row, given: Mapping[str, Any]) -> dict[str, Tensor | None]:
@@ -182,7 +183,8 @@ def _encoded(row: Row, y: Tensor, fields: Fields, dynamic: bool) -> tuple[Tensor
     if fields.kind == "dynamic":
         raise ScaleError("scale", None, f"given with dtype {fields.dtype!r}; {row.dynamic_name} chooses one")
     if fields.five != FLOAT.five or row.quantizes:
-        raise ScaleError("fields", fields.five, "a scale and a dtype" + ", or none at all" * (not row.quantizes))
+        wanted = "a scale and a dtype" + ", or none at all" * (not row.quantizes)
+        raise ScaleError("fields", fields.five, wanted)
     return (y,)
 
 

@@ -22,9 +22,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 OUT = "out"
-_FIVE = (
-    "Tensor? {0}_scale, Tensor? {0}_zero_point, str {0}_dtype, int? {0}_quant_min, int? {0}_quant_max"
-)
+_FIVE = "Tensor? {0}_scale, Tensor? {0}_zero_point, str {0}_dtype, int? {0}_quant_min, int? {0}_quant_max"
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,7 @@ class Row:
         arguments = [*operands, *fields, *filter(None, [self.rest]), "*", *settings]
         results = ["codes", "scale", "zero_point"] if dynamic else [OUT]
         returned = ", ".join(f"Tensor {name}" for name in (*results, *self.also))
-        if len(results) + len(self.also) == 1:
-            returned = "Tensor"
-        else:
-            returned = f"({returned})"
+        returned = f"({returned})" if len(results) + len(self.also) > 1 else "Tensor"
         name = self.dynamic_name if dynamic else self.name
         return f"{name}({', '.join(arguments)}) -> {returned}"
 
