@@ -48,7 +48,8 @@ def stored_move(moved: Moved, move: Move, zero_point: int | None = None) -> Move
     whole_rows = _of_rows(codes, layout, moved.after[0])
     if whole_rows is None:
         return Refused(
-            f"codes of {element.bits} bits share bytes along the last dimension, and {move} would tear them apart"
+            f"codes of {element.bits} bits share bytes along the last dimension, "
+            f"and {move} would tear them apart"
         )
     return whole_rows
 
