@@ -15,6 +15,7 @@ BlockscaleError
 ├── MoveError (ValueError)         a reshape, slice, … that the scales cannot follow
 ├── RecipeError (ValueError)       a recipe that does not fit the model
 ├── CalibrationError (ValueError)  calibration data that is missing, not finite or does not fit
+├── GraphError (RuntimeError)      a graph that is not sound: a rule of graph/invariants.py does not hold
 ├── FileError (ValueError)         a file that cannot be read as what it claims to be
 └── InstallationError (RuntimeError)  something this machine or installation lacks
 """
@@ -103,6 +104,10 @@ class RecipeError(BlockscaleError, ValueError):
 
 class CalibrationError(BlockscaleError, ValueError):
     """Calibration data is missing, not finite, or its shape does not fit the scales."""
+
+
+class GraphError(BlockscaleError, RuntimeError):
+    """A graph is not sound after a stage: a defect of blockscale, or of the model that was given."""
 
 
 class FileError(BlockscaleError, ValueError):

@@ -1,1 +1,1 @@
-"""How a model is seen: one view over FX and ONNX graphs (view, overlay), what operators are (ops), adapters."""
+"""How a model is seen: a view of FX and ONNX graphs (view, overlay), what operators are (ops), adapters."""

@@ -8,6 +8,8 @@ from typing import Any
 from blockscale.graph.dims import Alphabet
 from blockscale.graph.view import Meta, Value
 
+_Int = int  # a method below has its name
+
 
 class Unreadable(Exception):
     """The arguments say something that the kind has no words for; the argument is the reason."""
@@ -77,7 +79,7 @@ class Args:
             raise Unreadable(f"{name} is not given")
         return int(found)
 
-    def ints(self, name: str) -> tuple[int, ...]:
+    def ints(self, name: str) -> tuple[_Int, ...]:
         found = self.get(name)
         if found is None:
             raise Unreadable(f"{name} is not given")

@@ -64,7 +64,7 @@ class Crossings:
             return found
         move: Move = over.params["move"]
         moved = lifted_layout(layout, move, *found[1:])
-        if moved and node.kind == "fake_quantize":
+        if isinstance(moved, Moved) and node.kind == "fake_quantize":
             # Its result is decoded before the move, not after.
             both = sunk_layout(moved.before[0], move, *moved.before[1:], codes=True)
             moved = both if not both else moved

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -37,7 +37,9 @@ def snapshot(model: Model) -> Graph:
         return _Reader(model.graph_module, Alphabet(), _lifted(model)).graph
     if isinstance(model, fx.GraphModule):
         return _Reader(model, Alphabet(), {}).graph
-    raise DtypeError("model", type(model).__name__, "a torch.fx.GraphModule or a torch.export.ExportedProgram")
+    raise DtypeError(
+        "model", type(model).__name__, "a torch.fx.GraphModule or a torch.export.ExportedProgram"
+    )
 
 
 def _lifted(program: ExportedProgram) -> dict[str, Const]:
@@ -49,8 +51,12 @@ def _lifted(program: ExportedProgram) -> dict[str, Const]:
             target = str(spec.target)
             table = program.state_dict if target in program.state_dict else program.constants
             if target in table:
-                result[spec.arg.name] = Const(lambda t=table, n=target: array_of(t[n]), target)
+                result[spec.arg.name] = _const(table, target)
     return result
+
+
+def _const(table: Any, target: str) -> Const:
+    return Const(lambda: array_of(table[target]), target)
 
 
 class _Reader:
@@ -65,9 +71,7 @@ class _Reader:
         self.value_of: dict[fx.Node, Value] = {}
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem
         self.written: list[Value] = []
-        order = 0
-        for node in module.graph.nodes:
-            order += 1
+        for order, node in enumerate(module.graph.nodes, 1):
             getattr(self, node.op, self.call_other)(node, order)
         self.graph.mutated = _aliases(self.graph, self.written)
 
@@ -86,7 +90,7 @@ class _Reader:
         const = None
         meta = _meta(node)
         if isinstance(found, torch.Tensor):
-            const = Const(lambda t=found: array_of(t), str(node.target))
+            const = Const(partial(array_of, found), str(node.target))
             meta = meta or _meta_of(found)
         self.value_of[node] = self.graph.add_constant(Value(str(node.target), meta, const=const, origin=node))
 
@@ -125,7 +129,8 @@ class _Reader:
         if outs is not None:
             several = _is_several(node)
             made.outputs = [
-                Value(node.name, meta, made, i, origin=None if several else node) for i, meta in enumerate(outs)
+                Value(node.name, meta, made, i, origin=None if several else node)
+                for i, meta in enumerate(outs)
             ]
             if several:
                 self.several[node] = made
@@ -138,7 +143,11 @@ class _Reader:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
-            pure = isinstance(target, torch._ops.HigherOrderOperator) or target is operator.getitem or name in _ARITHMETIC
+            pure = (
+                isinstance(target, torch._ops.HigherOrderOperator)
+                or target is operator.getitem
+                or name in _ARITHMETIC
+            )
             return Call("raw", name, (), pure=pure)
         name, facts = str(target), _facts(target)
         if facts.writes:
@@ -151,7 +160,9 @@ class _Reader:
             try:
                 if reader is not None:
                     kind, operands, quant = reader(args)
-                    return Call(kind, name, tuple(args.slot(n) for n in operands), {"quant": quant}, facts.pure)
+                    return Call(
+                        kind, name, tuple(args.slot(n) for n in operands), {"quant": quant}, facts.pure
+                    )
                 assert row is not None
                 params = READ[row.kind](name, args) if row.kind in READ else {}
                 return Call(row.kind, name, _operands(row.aten[name], args), params, facts.pure)
@@ -169,7 +180,26 @@ class _Reader:
                     self.graph.bodies.append((made, _Reader(body, self.graph.alphabet, {}).graph))
 
 
-_ARITHMETIC = frozenset("add sub mul floordiv truediv mod neg pow eq ne lt le gt ge sym_max sym_min".split())
+_ARITHMETIC = frozenset(
+    (
+        "add",
+        "sub",
+        "mul",
+        "floordiv",
+        "truediv",
+        "mod",
+        "neg",
+        "pow",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "sym_max",
+        "sym_min",
+    )
+)
 
 
 def _is_module(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -252,7 +282,11 @@ def _args(
         if isinstance(placed, _Slot):
             value = slots[placed.index]
             tensors[name] = placed.index
-            if value is not None and value.meta is None and isinstance(_val(value.origin), torch.SymInt | int):
+            if (
+                value is not None
+                and value.meta is None
+                and isinstance(_val(value.origin), torch.SymInt | int)
+            ):
                 others[name] = value
                 tensors.pop(name)
         elif isinstance(placed, list) and any(isinstance(p, _Slot) for p in placed):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
 Operands = list[fx.Node | None]
 _aten = torch.ops.aten
+_END = 2**63 - 1
 
 
 def _shape(node: Node) -> Any:
@@ -76,7 +77,11 @@ def _quantizer(name: str) -> Callable[..., Made]:
             assert meta is not None
             scale, zero, t = (*params, None, None, None)[:3]
             shape = w.literal(list(meta.shape), node)
-            return ops.dequantize.default, (x, scale, zero, t, place[0], shape, place[1]), {"dtype": getattr(torch, meta.dtype)}
+            return (
+                ops.dequantize.default,
+                (x, scale, zero, t, place[0], shape, place[1]),
+                {"dtype": getattr(torch, meta.dtype)},
+            )
         scale, zero, t = (*params, None, None, None)[:3]
         seed = node.params.get("seed", 0)
         more = {"seed": seed} if seed else {}
@@ -96,7 +101,7 @@ MAKERS: dict[str, Callable[..., Made]] = {
     "reshape": _reshape,
     "expand": _expand,
     "permute": _by_move(_aten.permute.default, lambda m: (list(m.dims),)),
-    "slice": _by_move(_aten.slice.Tensor, lambda m: (m.axis, m.start, 2**63 - 1 if m.stop is None else m.stop, m.step)),
+    "slice": _by_move(_aten.slice.Tensor, lambda m: (m.axis, m.start, _END if m.stop is None else m.stop, m.step)),
     "split": _by_move(_aten.split_with_sizes.default, lambda m: (list(m.sizes), m.axis)),
     "repeat": _by_move(_aten.repeat.default, lambda m: (list(m.times),)),
     "flip": _by_move(_aten.flip.default, lambda m: (list(m.axes),)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
+from blockscale.graph.fx import Model, snapshot
+from blockscale.graph.fx_check import check
 from blockscale.graph.fx_write import Writer, fake_mode, tensor_of
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Value
 
-Model = fx.GraphModule | ExportedProgram
+__all__ = ["check", "commit", "copied", "snapshot"]
 
 
 def commit(graph: Graph, model: Model) -> Model:
@@ -35,6 +38,21 @@ def commit(graph: Graph, model: Model) -> Model:
         _write(graph, model, None)
         model.recompile()
     return model
+
+
+def copied(model: Model) -> Model:
+    """The same model with a graph of its own; parameters and buffers are shared."""
+    if isinstance(model, ExportedProgram):
+        return model._update(_copied(model.graph_module), copy.deepcopy(model.graph_signature))
+    return _copied(model)
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    memo: dict[int, Any] = {}
+    made = fx.GraphModule(module, copy.deepcopy(module.graph, memo), type(module).__name__)
+    made.meta = dict(module.meta)
+    made.train(module.training)
+    return made
 
 
 def _changed(graph: Graph) -> bool:
@@ -73,13 +91,12 @@ class _Program:
     def _placeholder(self, value: Value) -> fx.Node:
         assert value.const is not None
         tensor = tensor_of(value.const.fetch())
-        hint = "".join(c if c.isalnum() else "_" for c in value.name)
-        target = f"_blockscale_{hint}"
+        target = "".join(c if c.isalnum() or c == "." else "_" for c in value.name) or "constant"
         while target in self.state or target in self.constants:
             target += "_"
         first = next(iter(self.module.graph.nodes))
         with self.module.graph.inserting_before(first):
-            made = self.module.graph.placeholder(f"b_{target}")
+            made: fx.Node = self.module.graph.placeholder(f"b_{target.replace('.', '_')}")
         made.meta["val"] = _fake(self.module, tensor)
         self.state[target] = tensor
         self.added.insert(0, InputSpec(InputKind.BUFFER, TensorArgument(made.name), target, persistent=True))
@@ -101,7 +118,7 @@ class _Program:
         gone = {spec.target for spec in specs} - targets
         for table in (self.state, self.constants):
             for name in gone & table.keys():
-                del table[name]  # type: ignore[attr-defined]
+                del table[name]
         return kept
 
     def _outputs(self) -> list[OutputSpec]:

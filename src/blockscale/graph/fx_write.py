@@ -24,7 +24,9 @@ from blockscale.graph.view import Made, Node, Value
 class Writer:
     """Replays one overlay onto its fx.Graph."""
 
-    def __init__(self, graph: Graph, module: fx.GraphModule, add_constant: Callable[..., fx.Node] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, module: fx.GraphModule, add_constant: Callable[..., fx.Node] | None = None
+    ) -> None:
         self.overlay, self.module, self.fx = graph, module, module.graph
         self.add_constant = add_constant or self._buffer
         self.known: dict[Any, Any] = {}
@@ -72,7 +74,7 @@ class Writer:
         return made
 
     def _outputs_of(self, node: Node) -> None:
-        """getitem nodes right behind what they read, since new nodes may need them earlier than old ones did."""
+        """getitem nodes right behind what they read: new nodes may need them earlier than old ones did."""
         for value in node.outputs:
             origin = value.origin
             if isinstance(origin, fx.Node) and origin is not node.origin:
@@ -94,11 +96,13 @@ class Writer:
 
     def _buffer(self, value: Value) -> fx.Node:
         assert value.const is not None
-        name = free_name(self.module, value.name)
+        path, leaf = owner_of(self.module, value.name)
         tensor = tensor_of(value.const.fetch())
-        self.module.register_buffer(name, tensor)
+        owner = self.module.get_submodule(path)
+        name = free_name(owner, leaf)
+        owner.register_buffer(name, tensor)
         with self.fx.inserting_before(self.first):
-            made = self.fx.get_attr(name)
+            made = self.fx.get_attr(f"{path}.{name}" if path else name)
         self.hoisted.add(made)
         made.meta["val"] = self.fake(tensor)
         return made
@@ -161,7 +165,12 @@ class Writer:
         value.origin = item
 
     def _changed(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changes: Mapping[str, Any], node: Node
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        changes: Mapping[str, Any],
+        node: Node,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         names = [a.name for a in target._schema.arguments]
         listed = list(args)
@@ -199,7 +208,9 @@ class Writer:
     def size_of(self, source: fx.Node, index: int) -> fx.Node:
         key = ("size", source, index)
         if key not in self.known:
-            self.known[key] = self._place(torch.ops.aten.sym_size.int, (source, index), {}, f"{source.name}_size_{index}")
+            self.known[key] = self._place(
+                torch.ops.aten.sym_size.int, (source, index), {}, f"{source.name}_size_{index}"
+            )
             self.known[key].meta["val"] = source.meta["val"].shape[index] if "val" in source.meta else None
         found: fx.Node = self.known[key]
         return found
@@ -214,7 +225,11 @@ class Writer:
     def _meta(self, created: fx.Node, node: Node) -> None:
         near = node.made_by.like.origin if node.made_by and node.made_by.like else None
         if near is not None:
-            created.meta = {k: v for k, v in near.meta.items() if k in ("nn_module_stack", "stack_trace", "source_fn_stack")}
+            created.meta = {
+                k: v
+                for k, v in near.meta.items()
+                if k in ("nn_module_stack", "stack_trace", "source_fn_stack")
+            }
         inputs = list(leaves(created))
         if any("val" not in n.meta for n in inputs) or self.mode is None:
             return
@@ -257,6 +272,16 @@ def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
             if isinstance(item, FakeTensor):
                 return item.fake_mode
     return None
+
+
+def owner_of(module: torch.nn.Module, name: str) -> tuple[str, str]:
+    """The submodule that a constant called `name` belongs to, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        module.get_submodule(path)
+    except AttributeError:
+        return "", name
+    return path, leaf
 
 
 def free_name(module: torch.nn.Module, hint: str) -> str:

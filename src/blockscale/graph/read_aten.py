@@ -234,9 +234,11 @@ READ: dict[str, Callable[[str, Args], Params]] = {
     "identity": _identity, "reshape": _reshape, "permute": _permute, "expand": _expand, "slice": _slice,
     "split": _split, "cat": _cat, "gather": _gather, "repeat": _repeat, "flip": _flip, "roll": _roll,
     "pad": _pad, "neg": _whole(Neg()), "abs": _whole(Abs()), "relu": _whole(Relu()), "cast": _cast,
-    "mul": _mul, "div": _div, "add": _add, "sub": _add, "conv": _conv, "conv_transpose": _conv, "matmul": _matmul,
+    "mul": _mul, "div": _div, "add": _add, "sub": _add,
+    "conv": _conv, "conv_transpose": _conv, "matmul": _matmul,
     "pow": _scalar("exponent"), "rms_norm": _scalar("normalized_shape", "eps"),
     "layer_norm": _scalar("normalized_shape", "eps"), "gelu": _scalar("approximate"),
     "mean": _scalar("dim", "keepdim"), "softmax": _scalar("dim"), "group_norm": _scalar("num_groups", "eps"),
-    "batch_norm": _scalar("eps", "training"), "sdpa": _scalar("dropout_p", "is_causal", "scale", "enable_gqa"),
+    "batch_norm": _scalar("eps", "training"),
+    "sdpa": _scalar("dropout_p", "is_causal", "scale", "enable_gqa"),
 }  # fmt: skip

@@ -27,7 +27,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """The contents of a constant: a numpy array (ml_dtypes where numpy has no type), fetched when asked for."""
+    """What a constant holds: a numpy array (of ml_dtypes where numpy has no type), fetched when asked for."""
 
     fetch: Callable[[], Any]
     name: str = ""

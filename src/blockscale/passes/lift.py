@@ -23,6 +23,7 @@ from blockscale.passes.log import Log
 
 STAGE = "lift"
 KINDS = ("quantize", "fake_quantize")
+_Place = tuple[Value, tuple[Hashable, ...]]
 
 
 def run(graph: Graph, log: Log) -> None:
@@ -57,7 +58,7 @@ class _Lifter:
         self.follower = Follower(graph)
         self.crossings = Crossings(graph, self.follower)
         self.standing: dict[Hashable, Node] = {}  # by what it does to which value
-        self.waiting: dict[Hashable, list[_Waiting]] = {}
+        self.waiting: dict[_Place, list[_Waiting]] = {}
 
     # ------------------------------------------------------------------------------ one at a time
 
@@ -104,8 +105,9 @@ class _Lifter:
                 )
                 return
             if self._size(over.operand(0)) > self._size(x):
-                group = (over.operand(0), _at(node, crossing))
-                self.waiting.setdefault(group, []).append(_Waiting(climb, crossing))
+                source = over.operand(0)
+                assert source is not None
+                self.waiting.setdefault((source, _at(node, crossing)), []).append(_Waiting(climb, crossing))
                 return
             if self._lift(climb, crossing):
                 break
