@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 WORKERS ?= 2
 FUZZ_SECONDS ?= 60
 CLI_ARGS ?=
+BENCH_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -71,8 +72,8 @@ format: venv ## rewrite sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(FORMATTED)
 
-bench: venv ## every benchmark; each prints ratios measured in one run
-	set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+bench: venv ## every benchmark, ratios measured in one run each; writes docs/benchmarks.md
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 $(VECTORS): .venv/.stamp $(wildcard tools/*.py src/blockscale/numerics/*.py tests/conformance/core_cases.py)
 	mkdir -p $(@D)
