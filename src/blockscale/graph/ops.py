@@ -151,6 +151,12 @@ KIND_OF_ONNX: dict[str, Op] = {name: row for row in _ROWS for name in row.onnx}
 
 QUANTIZERS = ("quantize", "dequantize", "fake_quantize")  # their params are in quant.py
 
+# They make no values of their own, so a recipe says nothing of them.
+SILENT = frozenset((
+    "identity", "reshape", "permute", "expand", "slice", "split", "cat", "gather", "repeat", "flip", "roll",
+    "pad", "cast", "assert", *QUANTIZERS,
+))  # fmt: skip
+
 
 def moves(node: Node) -> bool:
     """Whether it only puts elements elsewhere, so that a quantize might cross it."""

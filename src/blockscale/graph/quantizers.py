@@ -6,18 +6,18 @@ graph that holds it has its schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from blockscale.graph.args import Args
 from blockscale.graph.dims import Dims
-from blockscale.graph.quant import Quant
+from blockscale.graph.quant import Quant, Read, Reader
+from blockscale.graph.quantizers_aten import ATEN
+from blockscale.graph.quantizers_pt2e import PT2E
+from blockscale.graph.quantizers_tensor_cast import TENSOR_CAST
+from blockscale.graph.quantizers_tico import TICO
+from blockscale.graph.quantizers_torchao import TORCHAO
 from blockscale.numerics.layout import Layout
-from blockscale.numerics.scheme import numbers_named
-
-# kind, names of the operands in canonical order, Quant
-Read = tuple[str, tuple[str, ...], Quant]
-Reader = Callable[[Args], Read]
+from blockscale.numerics.scheme import Numbers, numbers_named
 
 _PARAMS = ("scale", "zero_point", "tensor_scale")
 
@@ -26,12 +26,16 @@ def _say_ours(layout: Layout, dims: Dims) -> dict[str, Any]:
     return {"block": list(layout.block)}
 
 
+def ours(
+    numbers: Numbers, block: tuple[int, ...], seed: int = 0, gradient: str = "straight", **fields: Any
+) -> Quant:
+    """Of fake_quantize and the quantizes of blockscale."""
+    return Quant(numbers, block, say=_say_ours, identity=(seed, gradient), **fields)
+
+
 def _ours(a: Args, **fields: Any) -> Quant:
-    seed = a.get("seed", 0)
-    gradient = a.get("gradient", "straight")
-    return Quant(
-        numbers_named(a.get("numbers")), a.ints("block"), say=_say_ours, identity=(seed, gradient), **fields
-    )
+    numbers, seed, gradient = numbers_named(a.get("numbers")), a.get("seed", 0), a.get("gradient", "straight")
+    return ours(numbers, a.ints("block"), seed, gradient, **fields)
 
 
 def _fake_quantize(a: Args) -> Read:
@@ -49,7 +53,9 @@ def _dynamic_quantize(a: Args) -> Read:
 
 
 def _dequantize(a: Args) -> Read:
-    quant = Quant(numbers_named(a.get("numbers")), a.ints("block"), say=_say_dequantize, identity=(a.out().dtype,))
+    quant = Quant(
+        numbers_named(a.get("numbers")), a.ints("block"), say=_say_dequantize, identity=(a.out().dtype,)
+    )
     return "dequantize", ("codes", *_PARAMS), quant
 
 
@@ -62,4 +68,9 @@ READERS: dict[str, Reader] = {
     "blockscale.quantize.default": _quantize,
     "blockscale.dynamic_quantize.default": _dynamic_quantize,
     "blockscale.dequantize.default": _dequantize,
+    **ATEN,
+    **PT2E,
+    **TORCHAO,
+    **TICO,
+    **TENSOR_CAST,
 }

@@ -1,0 +1,38 @@
+"""Which values of a graph are known before the run: constants, and what pure operators make of them."""
+
+from __future__ import annotations
+
+from math import prod
+
+from blockscale.graph.overlay import Graph
+from blockscale.graph.view import Value
+
+
+class Constants:
+    """Of one graph, as it is now."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._found: set[Value] = {
+            v for v in graph.constants if v.const is not None and v not in graph.mutated
+        }
+        for node in graph.nodes:
+            if node.call.pure and all(v is not None and v in self._found for v in node.slots):
+                self._found.update(v for v in node.outputs if v not in graph.mutated)
+
+    def is_constant(self, value: Value) -> bool:
+        return value in self._found
+
+    def name(self, value: Value) -> str:
+        """That of the largest constant that it is computed from: of a transposed weight, the weight's."""
+        roots: dict[Value, int] = {}
+        pending, seen = [value], {value}
+        while pending:
+            one = pending.pop()
+            if one.const is not None:
+                sizes = one.meta.shape if one.meta is not None else ()
+                roots[one] = prod(n for n in sizes if isinstance(n, int))
+            elif one.producer is not None:
+                new = [v for v in one.producer.slots if v is not None and v not in seen]
+                seen.update(new)
+                pending += new
+        return max(roots, key=roots.__getitem__).name if roots else value.name
