@@ -4,6 +4,7 @@
     quantize       x [scale zero_point tensor_scale]      by `Quant.outputs`, `codes` among them
     dequantize     codes scale [zero_point tensor_scale]  x
     fake_quantize  x [scale zero_point tensor_scale]      x
+    choose_params  x                                      by `Quant.outputs`, no codes
 
 `params["quant"]` is a Quant. A quantize without a scale operand is dynamic: it makes its scales.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blockscale.errors import BlockscaleError
+from blockscale.graph.args import Args
 from blockscale.graph.dims import Alphabet, Dims, blocked
 from blockscale.graph.view import Meta, Node
 from blockscale.numerics.layout import Layout
@@ -25,19 +27,36 @@ Say = Callable[[Layout, Dims], "dict[str, Any] | str"]
 
 
 @dataclass(frozen=True)
+class Foreign:
+    """What it takes to say a foreign operator with ours.
+
+    why        why that would change bits; empty: it keeps every bit
+    scale      the scale that the arguments say, where there is no operand
+    zero_only  bits are kept only where all zero points are 0
+    pair       its codes mean something to its own dequantize alone: both are replaced, or neither is
+    """
+
+    why: str = ""
+    scale: float | None = None
+    zero_only: bool = False
+    pair: bool = False
+
+
+@dataclass(frozen=True)
 class Quant:
     """What a quantizing node says.
 
-    numbers   everything but the blocks. Of a foreign operator: as near as FORMATS come; `exact` tells whether
-              replacing it by ours keeps every bit
+    numbers   everything but the blocks. Of a foreign operator: as near as FORMATS come
     block     per dimension of the tensor with values (0: the whole dimension)
     packed    codes lie in bytes as in QuantizedTensor; otherwise one element a code
     scale     how the operator takes and gives scales: `full` rank, `scalar` (no dimensions, or one of 1),
-              `channel` (one dimension, of the one that has several scales), `python` (arguments, no operand)
+              `channel` (one dimension, of the one that has several scales), `python` (arguments, no operand),
+              `compact` (all scales in order in other dimensions, which the operator views as its own)
     outputs   what each output is: codes, scale, zero_point, tensor_scale
     say       None: the operator cannot be written with other blocks
-    zero_point  the one that the operator's arguments say, where there is no operand; None: measured, not known
+    zero_point  the one that arguments say, where it is no operand; None: measured, not known
     identity  everything else that decides the result: attributes, dtypes (for combining); hashable
+    foreign   None: it is one of our operators
     """
 
     numbers: Numbers
@@ -45,10 +64,15 @@ class Quant:
     packed: bool = True
     scale: str = "full"
     outputs: tuple[str, ...] = ("codes",)
-    exact: bool = True
     say: Say | None = None
     zero_point: int | None = 0
     identity: tuple[Any, ...] = ()
+    foreign: Foreign | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether ours in its place keep every bit, given parameters that ours take."""
+        return self.foreign is None or not self.foreign.why
 
     def with_block(self, block: tuple[int, ...]) -> Quant:
         return replace(self, block=block)
@@ -63,7 +87,21 @@ class Quant:
         return self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        return self.numbers, self.block, self.packed, self.scale, self.outputs, self.exact, self.zero_point, self.identity
+        return (
+            self.numbers,
+            self.block,
+            self.packed,
+            self.scale,
+            self.outputs,
+            self.zero_point,
+            self.identity,
+            self.foreign,
+        )
+
+
+# Of a quantizing node: kind, names of the arguments that are its canonical operands, Quant.
+Read = tuple[str, tuple[str, ...], Quant]
+Reader = Callable[[Args], Read]
 
 
 def quant_of(node: Node) -> Quant:
