@@ -53,8 +53,8 @@ def _all(names: str, operands: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), operands)
 
 
-def _elementwise(kind: str, aten: str, onnx: str) -> Op:
-    return Op(kind, _all(aten, "self"), _all(onnx, "X"), _X)
+def _elementwise(kind: str, aten: str, onnx: str, x: str = "X") -> Op:
+    return Op(kind, _all(aten, "self"), _all(onnx, x), _X)
 
 
 _ROWS = (
@@ -101,7 +101,8 @@ _ROWS = (
         "aten.conv_transpose1d.default aten.conv_transpose2d.input aten.conv_transpose3d.input", "input weight bias"
     ), {"ConvTranspose": "X W B"}, (Tensor("input", 1), Tensor("weight", 0, 1), Tensor("bias")), "linear"),
     Op("embedding", {"aten.embedding.default": "weight indices"}, {}, (Tensor("weight", -1, 0), _OTHER), "embedding"),
-    Op("sdpa", {"aten.scaled_dot_product_attention.default": "query key value attn_mask"}, {},
+    Op("sdpa", {"aten.scaled_dot_product_attention.default": "query key value attn_mask"},
+       {"Attention": "Q K V attn_mask"},
        (Tensor("input", -1), Tensor("input", -1), Tensor("input", -2), _OTHER), "attention"),
     # ------------------------------------------------------------------ norms
     Op("rms_norm", {"aten.rms_norm.default": "input weight", "aten._fused_rms_norm.default": "input weight"},
@@ -126,8 +127,8 @@ _ROWS = (
     _elementwise("gelu", "aten.gelu.default", "Gelu"),
     _elementwise("silu", "aten.silu.default", "Swish"),
     _elementwise("sigmoid", "aten.sigmoid.default", "Sigmoid"),
-    _elementwise("tanh", "aten.tanh.default", "Tanh"),
-    _elementwise("erf", "aten.erf.default", "Erf"),
+    _elementwise("tanh", "aten.tanh.default", "Tanh", "input"),
+    _elementwise("erf", "aten.erf.default", "Erf", "input"),
     _elementwise("hardswish", "aten.hardswish.default", "HardSwish"),
     _elementwise("hardsigmoid", "aten.hardsigmoid.default", "HardSigmoid"),
     Op("hardtanh", {"aten.hardtanh.default": "self", "aten.clamp.default": "self"}, {"Clip": "input"}, _X),

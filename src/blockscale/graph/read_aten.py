@@ -173,7 +173,7 @@ def _mul(name: str, a: Args) -> Params:
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         return {}
     params: Params = {"factor": float(factor)}
-    power = _power(float(factor))
+    power = power_of_two(float(factor))
     if power is not None and a.out().dtype == a.meta("self").dtype and a.out().shape == a.meta("self").shape:
         params["move"] = MulPow2(power)
     return params
@@ -188,7 +188,7 @@ def _div(name: str, a: Args) -> Params:
     return {"divisor" if key == "factor" else key: value for key, value in params.items()}
 
 
-def _power(factor: float) -> int | None:
+def power_of_two(factor: float) -> int | None:
     if factor <= 0 or not math.isfinite(factor):
         return None
     mantissa, exponent = math.frexp(factor)
