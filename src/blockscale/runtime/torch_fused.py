@@ -1,10 +1,10 @@
-"""torch.ops.blockscale.{linear, conv, …}: ATen operators whose operands and output may be quantized.
+"""torch.ops.blockscale.{linear, conv2d, add_rms_norm_quantize, …}: operands and output may be quantized.
 
     linear(codes of x, …) = quantize(aten.linear(dequantize(x), dequantize(weight), bias))
 
-Every quantized operand is dequantized, the ATen operator works on floats, its result is quantized where the
-output's fields say so: the bits of the graph without fusion. This is the meaning; kernels that work on
-codes come behind the same schemas. `torch_fused_schemas` has the table, `torch_fused_fields` the fields.
+Every quantized operand is dequantized, the operator of ATen works on floats, its result is quantized where
+the output's fields say so: the bits of the graph without fusion. This is the meaning; kernels that work on
+codes come behind the same schemas. `graph.fused` has the table, `graph.fused_fields` the fields.
 
 compute   the dtype of the arithmetic: that of the float operands, or else float32 unless it is given
 gradient  none: what is trained is the fake-quantized model
@@ -13,65 +13,40 @@ gradient  none: what is trained is the fake-quantized model
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError
-from blockscale.numerics.layout import Layout
+from blockscale.graph.fused import OUT, ROWS, Fused, row_named
+from blockscale.graph.fused_fields import FLOAT, Fields, fields_of
 from blockscale.runtime import torch_library
 from blockscale.runtime.torch_bound import type_index
-from blockscale.runtime.torch_fused_fields import (
-    FLOAT,
-    Fields,
-    about,
-    edge_of,
-    fields_of,
-    shape_of,
-)
-from blockscale.runtime.torch_fused_schemas import OUT, ROW_OF, ROWS, Row
+from blockscale.runtime.torch_fused_fields import about, compact, edge_of, full_rank, shape_of
+from blockscale.runtime.torch_fused_schemas import defined_name, function_of, overload_named, schema_of
 
-__all__ = ["FLOAT", "OUT", "Fields", "arguments_of", "fields_of", "fused_name", "takes"]
+__all__ = ["FLOAT", "Fields", "arguments_of", "compact", "fields_of", "full_rank", "operator_of"]
 
 _operators = torch.ops.blockscale
 
-# ------------------------------------------------------------------------------- for those who fuse
+# ------------------------------------------------------------------------------------ for callers
 
 
-def fused_name(kind: str, *, dynamic: bool = False) -> Any | None:
-    """The operator of a kind, or None; `dynamic` for an output whose scale is chosen in the operator."""
-    row = ROW_OF.get(kind)
-    if row is None:
-        return None
-    name, _, overload = (row.dynamic_name if dynamic else row.name).partition(".")
-    return getattr(getattr(_operators, name), overload or "default")
-
-
-def takes(kind: str, operand: int | str, layout: Layout | None) -> Literal[True] | str:
-    """Whether an operand (by index or name, `OUT` for the output) may have a layout, or why not."""
-    row = ROW_OF.get(kind)
-    if row is None:
-        return f"{kind} has no fused operator"
-    names = [one.name for one in row.operands]
-    if operand != OUT and operand not in names and operand not in range(len(names)):
-        return f"{kind} has no operand {operand}: its operands are {', '.join(names)} and {OUT}"
-    if layout is None:
-        return f"{kind} gives quantized output only" if operand == OUT and row.quantizes else True
-    numbers = layout.numbers
-    if not numbers.dialect_row.has_codes and (operand == OUT or not numbers.dynamic):
-        return f"dialect {numbers.dialect} has no codes"
-    if numbers.rounding == "stochastic":
-        return "stochastic rounding has a seed, which fused operators do not take"
-    return True
+def operator_of(name: str, *, dynamic: bool = False) -> Any:
+    """The torch operator of a row; `dynamic` for an output whose scale is chosen in it."""
+    return overload_named(row_named(name).operator(dynamic=dynamic))
 
 
 def arguments_of(
-    kind: str, operands: Sequence[Any], fields: Sequence[Fields], out: Fields = FLOAT,
+    name: str, operands: Sequence[Any], fields: Sequence[Fields], out: Fields = FLOAT,
     rest: Sequence[Any] = (), compute: torch.dtype | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Arguments of the operator for operands and their fields; None where there is no operand."""
-    row = ROW_OF[kind]
+    """Arguments of the operator for operands and their fields; None where there is no operand.
+
+    They may as well be nodes of a graph.
+    """
+    row = row_named(name)
     if not len(operands) == len(fields) == len(row.operands):
         wanted = f"one for each of {', '.join(one.name for one in row.operands)}"
         raise ArgumentError("operands, fields", (len(operands), len(fields)), wanted)
@@ -87,8 +62,8 @@ def arguments_of(
 # Made of operators that all have fake kernels, each is its own fake kernel. None returns an argument.
 
 
-def _kernel(row: Row, *, dynamic: bool) -> Callable[..., Any]:
-    schema = torch._C.parse_schema(row.schema(dynamic=dynamic))
+def _kernel(row: Fused, schema_text: str, *, dynamic: bool) -> Callable[..., Any]:
+    schema, function = torch._C.parse_schema(schema_text), function_of(row)
     names = [argument.name for argument in schema.arguments]
     defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
     rest = names[names.index(f"{OUT}_quant_max") + 1 : names.index(f"{row.operands[0].name}_block")]
@@ -97,7 +72,7 @@ def _kernel(row: Row, *, dynamic: bool) -> Callable[..., Any]:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
         with torch.no_grad():
             values = _decoded(row, given)
-            result = _called(row, values | {name: given[name] for name in rest})
+            result = _called(row, function, values | {name: given[name] for name in rest})
             y, *also = result if row.also else (result,)
             with about(f"{row.name}, output"):
                 results = (*_encoded(row, y, _fields(given, OUT), dynamic), *also)
@@ -111,7 +86,7 @@ def _fields(given: Mapping[str, Any], name: str) -> Fields:
     return Fields(**values)
 
 
-def _decoded(row: Row, given: Mapping[str, Any]) -> dict[str, Tensor | None]:
+def _decoded(row: Fused, given: Mapping[str, Any]) -> dict[str, Tensor | None]:
     """The operands as floats, by the names that the function has for them."""
     compute = _compute_dtype(row, given)
     values: dict[str, Tensor | None] = {}
@@ -121,7 +96,7 @@ def _decoded(row: Row, given: Mapping[str, Any]) -> dict[str, Tensor | None]:
     return values
 
 
-def _compute_dtype(row: Row, given: Mapping[str, Any]) -> torch.dtype:
+def _compute_dtype(row: Fused, given: Mapping[str, Any]) -> torch.dtype:
     compute: torch.dtype | None = given["compute"]
     if compute is not None:
         type_index("compute", compute)
@@ -157,9 +132,9 @@ def _value(x: Tensor | None, fields: Fields, compute: torch.dtype) -> Tensor | N
     )
 
 
-def _called(row: Row, arguments: dict[str, Any]) -> Any:
+def _called(row: Fused, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
-        return row.function(**arguments)
+        return function(**arguments)
     except (RuntimeError, IndexError, ValueError) as error:
         if type(error) not in (RuntimeError, IndexError, ValueError):
             raise  # torch's own ways of saying something else while it traces
@@ -169,34 +144,35 @@ def _called(row: Row, arguments: dict[str, Any]) -> Any:
         raise kind(f"{row.name} of shapes", shapes, f"not taken by ATen: {reason}") from error
 
 
-def _encoded(row: Row, y: Tensor, fields: Fields, dynamic: bool) -> tuple[Tensor, ...]:
+def _encoded(row: Fused, y: Tensor, fields: Fields, dynamic: bool) -> tuple[Tensor, ...]:
     if dynamic:
         if fields.kind != "dynamic":
             raise ScaleError("fields", fields.five, "a dtype and no scale, which is chosen here")
         numbers, block, _, _, tensor_scale = edge = edge_of(fields, y.shape, quantizes=True)
         if edge.zero_point is not None:
             raise ScaleError("zero_point", "a tensor", "None where no scale is given")
-        codes, scale, zeros, t = _operators.dynamic_quantize.default(y, numbers, block, tensor_scale)
-        return codes, scale, t if zeros.shape == (0,) and t.dim() == 0 else zeros
+        return _operators.dynamic_quantize.default(y, numbers, block, tensor_scale)  # type: ignore[no-any-return]
+    if row.output == "float" and fields.five != FLOAT.five:
+        raise ScaleError("fields", fields.five, f"none: quantized output is that of {row.name}_quantize")
     if fields.kind == "codes":
         return (_operators.quantize.default(y, *edge_of(fields, y.shape, quantizes=True)),)
     if fields.kind == "dynamic":
-        raise ScaleError("scale", None, f"given with dtype {fields.dtype!r}; {row.dynamic_name} chooses one")
-    if fields.five != FLOAT.five or row.quantizes:
-        wanted = "a scale and a dtype" + ", or none at all" * (not row.quantizes)
-        raise ScaleError("fields", fields.five, wanted)
+        chooses = row.operator(dynamic=True)
+        raise ScaleError("scale", None, f"given with dtype {fields.dtype!r}; {chooses} chooses one")
+    if fields.five != FLOAT.five or row.output == "codes":
+        raise ScaleError("fields", fields.five, "a scale and a dtype" + ", or none" * (row.output != "codes"))
     return (y,)
 
 
 # ------------------------------------------------------------------------------------ registration
 
 
-def _register(row: Row) -> None:
+def _register(row: Fused) -> None:
     library = torch_library.LIBRARY
-    for dynamic in (False, True):
-        name = row.dynamic_name if dynamic else row.name
-        library.define(row.schema(dynamic=dynamic), tags=(torch.Tag.pt2_compliant_tag,))
-        kernel = _kernel(row, dynamic=dynamic)
+    for dynamic in (False, True)[: 1 + (row.output != "float")]:
+        name, schema = defined_name(row, dynamic=dynamic), schema_of(row, dynamic=dynamic)
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        kernel = _kernel(row, schema, dynamic=dynamic)
         library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"blockscale::{name}", kernel, lib=library)
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
