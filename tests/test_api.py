@@ -28,8 +28,8 @@ X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 
 def test_names_are_frozen() -> None:
     assert bs.__all__ == [
-        "FORMATS", "PRESETS", "Layout", "Numbers", "QuantizedTensor", "Scheme", "__version__",
-        "choose_params", "dequantize", "errors", "fake_quantize", "quantize",
+        "FORMATS", "PRESETS", "Layout", "Numbers", "QuantizedTensor", "Recipe", "Rule", "Scheme",
+        "__version__", "choose_params", "dequantize", "errors", "fake_quantize", "quantize",
     ]  # fmt: skip
     assert dir(bs) == sorted(bs.__all__)
     assert all(getattr(bs, name) is not None for name in bs.__all__)

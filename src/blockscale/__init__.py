@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockscale import errors
-    from blockscale.api import choose_params, dequantize, fake_quantize, quantize
+    from blockscale.api import Recipe, Rule, choose_params, dequantize, fake_quantize, quantize
     from blockscale.numerics.formats import FORMATS
     from blockscale.numerics.layout import Layout
     from blockscale.numerics.scheme import PRESETS, Numbers, Scheme
@@ -21,6 +21,8 @@ __all__ = [
     "Layout",
     "Numbers",
     "QuantizedTensor",
+    "Recipe",
+    "Rule",
     "Scheme",
     "__version__",
     "choose_params",
@@ -37,6 +39,8 @@ _HOME = {
     "Layout": "numerics.layout",
     "Numbers": "numerics.scheme",
     "QuantizedTensor": "api",  # which also teaches it to dequantize codes of torch
+    "Recipe": "api",  # which also teaches it to read models
+    "Rule": "api",
     "Scheme": "numerics.scheme",
     "choose_params": "api",
     "dequantize": "api",

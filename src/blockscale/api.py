@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 
 from blockscale.errors import ArgumentError, CombinationError, DtypeError, OutError, ScaleError
+from blockscale.graph.operands import operands_of
 from blockscale.numerics import native
 from blockscale.numerics.arrays import TENSOR_DTYPES
 from blockscale.numerics.invariants import scale_dtype
 from blockscale.numerics.layout import Layout, bind, block_of_scale
 from blockscale.numerics.native import Stored
 from blockscale.numerics.scheme import PRESETS, Scheme, refined, scheme_named
+from blockscale.recipe import Recipe, Rule, lists_operands
 from blockscale.tensor import QuantizedTensor, decodes, library_of, tensor_format
 
-__all__ = ["QuantizedTensor", "choose_params", "dequantize", "fake_quantize", "quantize"]
+__all__ = ["QuantizedTensor", "Recipe", "Rule", "choose_params", "dequantize", "fake_quantize", "quantize"]
 
 Axis = int | tuple[int, ...] | None
 
@@ -167,6 +169,7 @@ def _decode_torch(q: QuantizedTensor, dtype: str, out: Any) -> Any:
 
 
 decodes("torch", _decode_torch)
+lists_operands(operands_of)
 
 
 # ------------------------------------------------------------------------------------------ layout
@@ -193,6 +196,8 @@ def _place(layout: str | Scheme | Layout, **changes: Any) -> Scheme | Layout:
     for name in ("axis", "block"):
         if isinstance(changes[name], list):
             changes[name] = tuple(changes[name])
+    if not all(map(_is_hashable, changes.values())):
+        return refined(layout, **changes)  # says what is wrong: no value that is allowed is unhashable
     return _refined(layout, **changes)
 
 
@@ -204,6 +209,10 @@ def _operator_place(layout: str | Scheme, rank: int, **changes: Any) -> tuple[st
 
 # For torch.compile a constant: what torch.compiler.assume_constant_result says, without importing torch.
 _operator_place._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_hashable(value: object) -> bool:
+    return getattr(type(value), "__hash__", None) is not None
 
 
 _refined = lru_cache(maxsize=1024)(refined)  # making a Scheme takes longer than quantizing a small tensor
@@ -253,7 +262,7 @@ def _array(argument: str, value: Any, x: Any, dtype: str, layout: Layout) -> Any
             raise ScaleError(
                 "scale", value, f"an array of {layout.numbers.scale} codes, {dtype}{list(shape)}"
             )
-        if not isinstance(value, int | float | np.generic):
+        if not _is_number(value):
             raise DtypeError(
                 argument, f"of a {type(value).__name__}", f"a {_kind(x)} of {dtype}, or a number"
             )
@@ -295,6 +304,16 @@ def _filled(value: Any, x: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         return np.full(shape, value, dtype if dtype == "int32" else TENSOR_DTYPES[tensor_format(dtype)])
 
 
+def _is_number(value: object) -> bool:
+    """A real number, of Python or numpy; True and False are none."""
+    if isinstance(value, np.generic):
+        return bool(np.issubdtype(value.dtype, np.integer)) or value.dtype in _REAL
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_REAL = {np.dtype(np.float64), *TENSOR_DTYPES.values()}
+
+
 def _kind(x: Any) -> str:
     return "torch tensor" if library_of(x) == "torch" else "numpy array"
 
@@ -303,13 +322,16 @@ def _number(tensor_scale: Any) -> float | None:
     """A tensor scale as native takes it: a number, or an array of one."""
     if tensor_scale is None:
         return None
-    if library_of(tensor_scale) == "numpy" and tensor_scale.size != 1:
+    of_numpy = library_of(tensor_scale) == "numpy"
+    if of_numpy and tensor_scale.size != 1:
         raise ScaleError("tensor_scale shape", tensor_scale.shape, "()")
+    if of_numpy:
+        tensor_scale = tensor_scale.reshape(())[()]
+    if not _is_number(tensor_scale):
+        raise DtypeError(
+            "tensor_scale", f"of a {type(tensor_scale).__name__}", "a number or a numpy array of shape ()"
+        )
     try:
         return float(tensor_scale)
     except OverflowError:  # an integer beyond every float
         return math.inf
-    except (TypeError, ValueError):
-        raise DtypeError(
-            "tensor_scale", f"of a {type(tensor_scale).__name__}", "a number or a numpy array of shape ()"
-        ) from None

@@ -144,26 +144,23 @@ def recipe_of(value: Given) -> Recipe:
 
 # ------------------------------------------------------------------------------- explaining a recipe
 
-# What lists the operands of a model lies in a higher layer and adds itself. None: not its kind of model.
-_LISTERS: list[Callable[[Any], Iterable[Operand] | None]] = []
+# What lists the operands of a model lies in a higher layer, and `api` brings it.
+_LISTER: list[Callable[[Any], Iterable[Operand]]] = []
 
 
-def lists_operands(lister: Callable[[Any], Iterable[Operand] | None]) -> None:
-    """`lister(model)` gives the operands of a model, or None if it is not of a kind it knows."""
-    if lister not in _LISTERS:
-        _LISTERS.append(lister)
+def lists_operands(lister: Callable[[Any], Iterable[Operand]]) -> None:
+    """`lister(model)` gives the operands of a model, or says why it cannot read it."""
+    _LISTER[:] = [lister]
 
 
 def _operands_of(model: object) -> list[Operand]:
     if isinstance(model, list | tuple) and all(isinstance(one, Operand) for one in model):
         return list(model)
-    for lister in _LISTERS:
-        operands = lister(model)
-        if operands is not None:
-            return list(operands)
-    raise ArgumentError(
-        "model", type(model).__name__, "a model that blockscale can read, or a list of Operands"
-    )
+    if not _LISTER:
+        raise ArgumentError(
+            "model", type(model).__name__, "a list of Operands, unless blockscale.api is loaded"
+        )
+    return list(_LISTER[0](model))
 
 
 def _layout(row: Assignment) -> str:

@@ -300,7 +300,8 @@ def bound(rule: Rule, operand: Operand) -> Scheme | None:
         layout = bind(scheme, [1 if n is None else n for n in operand.shape])
     except BlockscaleError as error:
         raise _refusal(rule, operand, str(error)) from error
-    if not scheme.dynamic and any(n is None and b for n, b in zip(operand.shape, layout.block, strict=True)):
+    grows = any(n is None and b for n, b in zip(operand.shape, layout.block, strict=True))
+    if scheme.family == "affine" and not scheme.dynamic and grows:
         raise _refusal(
             rule, operand, "how many static scales it takes is not known before the run; set dynamic: true"
         )

@@ -10,7 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from blockscale.graph import models
 from blockscale.graph.axes import Axes
 from blockscale.graph.constants import Constants
 from blockscale.graph.ops import OPS, SILENT, Tensor
@@ -45,6 +47,12 @@ class Edge:
 def edges(graph: Graph) -> list[Edge]:
     """Of the graph and all graphs within, in the order in which they run."""
     return [edge for one in graph.walk() for edge in _Listing(one, one is graph).edges()]
+
+
+def operands_of(model: Any) -> list[Operand]:
+    """Of an overlay, or of a model that has an adapter."""
+    graph = model if isinstance(model, Graph) else models.snapshot(model)
+    return [edge.operand for edge in edges(graph)]
 
 
 class _Listing:

@@ -22,7 +22,8 @@ class Point:
 
     key     names it in the mapping of calibrated parameters
     block   of `scheme` on this tensor, one entry a dimension
-    edges   where it is so: an output of the operator that makes it, operands of those that read it
+    edges   where it is so: the output of the operator that makes it, operands of those that read it. Where
+            it is an output, also operands that are this tensor after a reshape and the like
     """
 
     key: str

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from blockscale.graph.operands import Edge, edges
+from blockscale.graph.ops import SILENT
 from blockscale.graph.overlay import Graph
 from blockscale.graph.plan import Plan, Point
-from blockscale.numerics.layout import bind
+from blockscale.graph.view import Value
+from blockscale.numerics.follow import Moved
+from blockscale.numerics.layout import Layout, bind
+from blockscale.numerics.moves import Move
 from blockscale.numerics.scheme import Scheme
+from blockscale.numerics.through import same_blocks, through
 from blockscale.passes.log import Log
-from blockscale.recipe import Assignment, Recipe, recipe_of
+from blockscale.recipe import Assignment, Given, recipe_of
 
 STAGE = "annotate"
 
 
-def annotate(graph: Graph, recipe: Recipe | str, log: Log | None = None) -> Plan:
+def annotate(graph: Graph, recipe: Given, log: Log | None = None) -> Plan:
     """The plan of a recipe, or of what `recipe_of` takes for one.
 
     RecipeError: a rule never applies, or an operator cannot take what a rule asks for.
@@ -26,50 +31,80 @@ def annotate(graph: Graph, recipe: Recipe | str, log: Log | None = None) -> Plan
     assignments = recipe.assign([edge.operand for edge in found])
     if log is not None:
         _tell(graph, found, assignments, log)
-    return Plan(graph, recipe, tuple(assignments), _points(found, assignments))
+    wanted = [(e, a.scheme) for e, a in zip(found, assignments, strict=True) if a.scheme is not None]
+    return Plan(graph, recipe, tuple(assignments), tuple(_Points(wanted)))
 
 
-def _points(found: Sequence[Edge], assignments: Sequence[Assignment]) -> tuple[Point, ...]:
-    """Equal layouts on one tensor are one point."""
-    together: dict[Hashable, list[Edge]] = {}
-    schemes: dict[Hashable, tuple[Scheme, tuple[int, ...]]] = {}
-    for edge, assignment in zip(found, assignments, strict=True):
-        scheme = assignment.scheme
-        if scheme is None:
-            continue
-        block = _block(edge, scheme)
+class _Points:
+    """Equal layouts on one tensor are one point; so are those that an output's layout brings along.
+
+    A tensor that is quantized where it is made, and then reshaped, need not be quantized again for a reader
+    that wants what the reshape makes of that layout.
+    """
+
+    def __init__(self, wanted: Iterable[tuple[Edge, Scheme]]) -> None:
+        self._edges: dict[Hashable, list[Edge]] = {}
+        self._places: dict[Hashable, tuple[Scheme, Layout]] = {}
+        self._made_as: dict[Value, Hashable] = {}  # tensor → key of the layout that its output has
+        for edge, scheme in sorted(wanted, key=lambda one: one[0].slot is not None):  # outputs first
+            self._add(edge, scheme)
+
+    def __iter__(self) -> Iterator[Point]:
+        taken: Counter[str] = Counter()
+        for key, at in self._edges.items():
+            scheme, layout = self._places[key]
+            value = at[0].value
+            taken[value.name] += 1
+            count = taken[value.name]
+            name = value.name if count == 1 else f"{value.name}#{count}"
+            yield Point(name, at[0].graph, value, scheme, layout.block, tuple(at))
+
+    def _add(self, edge: Edge, scheme: Scheme) -> None:
+        layout = _layout(edge, scheme)
         # What is written to while the graph runs is another tensor for each of its readers.
         reader = (edge.node, edge.slot) if edge.value in edge.graph.mutated else None
-        key = (edge.graph, edge.value, scheme.numbers, block, reader)
-        together.setdefault(key, []).append(edge)
-        schemes.setdefault(key, (scheme, block))
-    taken: Counter[str] = Counter()
-    points = []
-    for point, at in together.items():
-        scheme, block = schemes[point]
-        value = at[0].value
-        points.append(Point(_name(value.name, taken), at[0].graph, value, scheme, block, tuple(at)))
-    return tuple(points)
+        key: Hashable = (edge.graph, edge.value, scheme.numbers, layout.block, reader)
+        if edge.slot is None:
+            self._made_as[edge.value] = key
+        else:
+            carried = self._carried(edge, layout)
+            key = key if carried is None else carried
+        self._edges.setdefault(key, []).append(edge)
+        self._places.setdefault(key, (scheme, layout))
+
+    def _carried(self, edge: Edge, wanted: Layout) -> Hashable | None:
+        """The output whose layout is the wanted one after what lies between."""
+        value, path = edge.value, list[tuple[Move, int]]()
+        while value not in self._made_as:
+            node = value.producer
+            if node is None or node.kind not in SILENT or "move" not in node.params:
+                return None
+            source = node.operand(0)
+            if source is None or node.kind == "cat" or source in edge.graph.mutated:
+                return None
+            path.append((node.params["move"], value.index))
+            value = source
+        layout = self._places[self._made_as[value]][1]
+        for move, index in reversed(path):
+            moved = through(layout, move)
+            if not isinstance(moved, Moved):
+                return None
+            layout = moved.after[index]
+        return self._made_as[value] if same_blocks(layout, wanted) else None
 
 
-def _block(edge: Edge, scheme: Scheme) -> tuple[int, ...]:
+def _layout(edge: Edge, scheme: Scheme) -> Layout:
     numbers = edge.graph.numbers(edge.value)
     assert numbers is not None  # tensors of unknown rank are no operands
-    return bind(scheme, numbers).block
-
-
-def _name(hint: str, taken: Counter[str]) -> str:
-    taken[hint] += 1
-    return hint if taken[hint] == 1 else f"{hint}#{taken[hint]}"
+    return bind(scheme, numbers)
 
 
 def _tell(graph: Graph, found: Sequence[Edge], assignments: Sequence[Assignment], log: Log) -> None:
     for edge, assignment in zip(found, assignments, strict=True):
         operand = edge.operand
         if assignment.scheme is not None:
-            log.did(
-                STAGE, edge.node, f"{operand.role} {operand.index}: {assignment.scheme} by {assignment.why}"
-            )
+            what = f"{operand.role} {operand.index}: {assignment.scheme}"
+            log.did(STAGE, edge.node, f"{what} by {assignment.why}")
     for one in graph.walk():
         for node in one.nodes:
             if node.kind == "raw" and node.outputs:
