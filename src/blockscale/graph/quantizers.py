@@ -33,6 +33,10 @@ def ours(
     return Quant(numbers, block, say=_say_ours, identity=(seed, gradient), **fields)
 
 
+def our_dequantize(numbers: Numbers, block: tuple[int, ...], dtype: str) -> Quant:
+    return Quant(numbers, block, say=_say_dequantize, identity=(dtype,))
+
+
 def _ours(a: Args, **fields: Any) -> Quant:
     numbers, seed, gradient = numbers_named(a.get("numbers")), a.get("seed", 0), a.get("gradient", "straight")
     return ours(numbers, a.ints("block"), seed, gradient, **fields)
@@ -53,9 +57,7 @@ def _dynamic_quantize(a: Args) -> Read:
 
 
 def _dequantize(a: Args) -> Read:
-    quant = Quant(
-        numbers_named(a.get("numbers")), a.ints("block"), say=_say_dequantize, identity=(a.out().dtype,)
-    )
+    quant = our_dequantize(numbers_named(a.get("numbers")), a.ints("block"), a.out().dtype)
     return "dequantize", ("codes", *_PARAMS), quant
 
 

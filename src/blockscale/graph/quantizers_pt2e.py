@@ -150,9 +150,7 @@ def _why_multiplied(a: Args, scale: str) -> str:
     if scale not in ("float32", "float64"):
         return f"its product is rounded to {scale}"
     if "zero_points" in a and a.meta("zero_points").dtype not in ("int32", "int64", "float32"):
-        return (
-            f"its zero points are {a.meta('zero_points').dtype}, and may wrap around"
-        )
+        return f"its zero points are {a.meta('zero_points').dtype}, and may wrap around"
     return "" if _result(a) in ("float32", "bfloat16", "float16") else f"its result is {_result(a)}"
 
 
