@@ -92,6 +92,11 @@ class Fused:
         overload = "_".join(filter(None, [overload, "dynamic" * dynamic])) or "default"
         return f"{NAMESPACE}.{name}.{overload}"
 
+    @property
+    def overloads(self) -> tuple[bool, ...]:
+        """Whether its output is dynamic, for each operator that the row has."""
+        return (False,) if self.output == "float" else (False, True)
+
     @cached_property
     def view_operands(self) -> str:
         """Arguments that are tensors, in the order in which the view has them as operands."""
@@ -178,7 +183,7 @@ ROWS = (
 ROW_OF: dict[str, Fused] = {row.name: row for row in ROWS}
 FUSED_OPS: dict[str, Op] = {
     row.operator(dynamic=dynamic): Op(row.kind, {row.operator(dynamic=dynamic): row.view_operands}, {})
-    for row in ROWS for dynamic in (False, True)
+    for row in ROWS for dynamic in row.overloads
 }  # fmt: skip
 
 

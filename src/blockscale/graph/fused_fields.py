@@ -128,16 +128,13 @@ def numbers_of(fields: Fields, scale_dtype: str | None, has_zero_point: bool) ->
         form = _SCALE_FORMATS.get(scale_dtype.removeprefix("torch."))
         if form is None:
             raise DtypeError("scale", scale_dtype, "uint8 (E8M0, or fp8_e4m3 of NVFP4) or a float dtype")
-        if not fields.dtype:
-            raise ScaleError("dtype", "", "the element's name beside a scale")
     return _numbers(fields.dtype, form, has_zero_point, fields.quant_min, fields.quant_max)
 
 
 @lru_cache(maxsize=4096)
 def _numbers(dtype: str, scale: str | None, zero_point: bool, low: int | None, high: int | None) -> Numbers:
     head, *settings = dtype.split(",")
-    if head != NVFP4 and head not in ELEMENTS:
-        raise UnknownNameError("dtype", head, (*ELEMENTS, NVFP4))
+    _check_head(head)
     keys = [setting.partition("=")[0] for setting in settings]
     allowed = _SETTINGS if scale else (*_SETTINGS, "zero_point")
     for key in keys:
@@ -154,6 +151,13 @@ def _numbers(dtype: str, scale: str | None, zero_point: bool, low: int | None, h
     return numbers_named(",".join([head, *settings]))
 
 
+def _check_head(head: str) -> None:
+    if not head:
+        raise ScaleError("dtype", head, "the element's name beside a scale")
+    if head != NVFP4 and head not in ELEMENTS:
+        raise UnknownNameError("dtype", head, (*ELEMENTS, NVFP4))
+
+
 def _default_scale(head: str) -> str:
     """Of dynamic operands: elements that MX has are MX."""
     return "e8m0" if head in MX_ELEMENTS else "f32"
@@ -161,4 +165,5 @@ def _default_scale(head: str) -> str:
 
 def element_of(fields: Fields) -> Format:
     head = fields.dtype.partition(",")[0]
+    _check_head(head)
     return format_named("fp4_e2m1" if head == NVFP4 else head)

@@ -169,7 +169,7 @@ def _encoded(row: Fused, y: Tensor, fields: Fields, dynamic: bool) -> tuple[Tens
 
 def _register(row: Fused) -> None:
     library = torch_library.LIBRARY
-    for dynamic in (False, True)[: 1 + (row.output != "float")]:
+    for dynamic in row.overloads:
         name, schema = defined_name(row, dynamic=dynamic), schema_of(row, dynamic=dynamic)
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         kernel = _kernel(row, schema, dynamic=dynamic)
