@@ -40,8 +40,18 @@ class Args:
             raise Unreadable(f"{name} is a list of tensors")
         return found
 
-    def slot_list(self, name: str) -> tuple[int | None, ...]:
-        return tuple(self.tensors[name])
+    def slot_list(self, name: str) -> tuple[_Int | None, ...]:
+        found = self.tensors.get(name)
+        if not isinstance(found, list):
+            raise Unreadable(f"{name} is not a list of single tensors")
+        return tuple(found)
+
+    def values(self, name: str) -> list[Value]:
+        """The operands of that name, one or a list."""
+        found = self.tensors.get(name)
+        slots = found if isinstance(found, list) else [found]
+        values = [self.slots[slot] for slot in slots if slot is not None]
+        return [value for value in values if value is not None]
 
     def value(self, name: str) -> Value | None:
         slot = self.slot(name)

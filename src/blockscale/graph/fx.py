@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,19 @@ from torch.export.graph_signature import InputKind
 
 from blockscale.errors import DtypeError
 from blockscale.graph.args import Args, Unreadable
-from blockscale.graph.dims import Alphabet, Dim, parsed
+from blockscale.graph.dims import Alphabet
+from blockscale.graph.fx_effects import (
+    Facts,
+    facts_of,
+    is_arithmetic,
+    is_calm,
+    is_functional,
+    is_pure_control,
+    may_write,
+    sharing,
+    written_arguments,
+)
+from blockscale.graph.fx_tensors import array_of, meta_of
 from blockscale.graph.ops import KIND_OF_ATEN
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quantizers import READERS
@@ -71,9 +83,13 @@ class _Reader:
         self.value_of: dict[fx.Node, Value] = {}
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem
         self.written: list[Value] = []
+        self.bodies_of: dict[fx.Node, list[Graph]] = {}
+        self.submodules = dict(module.named_modules())
         for order, node in enumerate(module.graph.nodes, 1):
             getattr(self, node.op, self.call_other)(node, order)
-        self.graph.mutated = _aliases(self.graph, self.written)
+        self.graph.mutated = sharing(self.written)
+        for value in self.graph.mutated:
+            value.const = None  # what it holds changes
 
     # ------------------------------------------------------------------------------ what is no call
 
@@ -91,16 +107,15 @@ class _Reader:
         meta = _meta(node)
         if isinstance(found, torch.Tensor):
             const = Const(partial(array_of, found), str(node.target))
-            meta = meta or _meta_of(found)
+            meta = meta or meta_of(found)
         self.value_of[node] = self.graph.add_constant(Value(str(node.target), meta, const=const, origin=node))
 
     def output(self, node: fx.Node, order: int) -> None:
         self._node(node, order, Call("output", "output", (), pure=False), self._slots(node), None)
 
     def call_other(self, node: fx.Node, order: int) -> None:
-        """call_module and call_method: nothing is known of them, not even that they are pure."""
-        call = Call("raw", f"{node.op}:{node.target}", (), pure=False)
-        self._node(node, order, call, self._slots(node), [_meta(node)])
+        slots = self._slots(node)
+        self._node(node, order, self._unschemed(node, slots), slots, [_meta(node)])
 
     # ------------------------------------------------------------------------------ calls
 
@@ -137,22 +152,19 @@ class _Reader:
             elif outs:
                 self.value_of[node] = made.outputs[0]
         self.graph.add_node(made)
-        self._bodies(node, made)
+        self.graph.bodies += [(made, body) for body in self.bodies_of.pop(node, ())]
 
     def _call(self, node: fx.Node, slots: list[Value | None], outs: list[Meta | None]) -> Call:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
-            name = getattr(target, "__name__", str(target))
-            pure = (
-                isinstance(target, torch._ops.HigherOrderOperator)
-                or target is operator.getitem
-                or name in _ARITHMETIC
-            )
+            return self._unschemed(node, slots)
+        name, facts = str(target), facts_of(target)
+        pure = facts.pure and is_calm(facts, node)
+        writes = written_arguments(facts, node)
+        if writes:
+            args = _args(node, facts, slots, outs, self.graph.alphabet)
+            self.written += [v for argument in writes for v in args.values(argument)]
             return Call("raw", name, (), pure=pure)
-        name, facts = str(target), _facts(target)
-        if facts.writes:
-            self.written += [v for v in _written(node, facts, slots) if v is not None]
-            return Call("raw", name, (), pure=False)
         row, reader = KIND_OF_ATEN.get(name), READERS.get(name)
         why = ""
         if row is not None or reader is not None:
@@ -160,50 +172,40 @@ class _Reader:
             try:
                 if reader is not None:
                     kind, operands, quant = reader(args)
-                    return Call(
-                        kind, name, tuple(args.slot(n) for n in operands), {"quant": quant}, facts.pure
-                    )
+                    return Call(kind, name, tuple(args.slot(n) for n in operands), {"quant": quant}, pure)
                 assert row is not None
                 params = READ[row.kind](name, args) if row.kind in READ else {}
-                return Call(row.kind, name, _operands(row.aten[name], args), params, facts.pure)
+                return Call(row.kind, name, _operands(row.aten[name], args), params, pure)
             except Unreadable as reason:
                 why = str(reason)
-        return Call("raw", name, (), {"why": why} if why else NOTHING, facts.pure)
+        return Call("raw", name, (), {"why": why} if why else NOTHING, pure)
 
-    def _bodies(self, node: fx.Node, made: Node) -> None:
-        if not isinstance(node.target, torch._ops.HigherOrderOperator):
-            return
+    def _unschemed(self, node: fx.Node, slots: list[Value | None]) -> Call:
+        """Python functions and operators with bodies; also call_module and call_method."""
+        target: Any = node.target
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            bodies = self._bodies(node)
+            pure = is_pure_control(name, bodies)
+            inputs_written = any(v in body.mutated for body in bodies for v in body.inputs)
+            if inputs_written or not (pure or is_functional(name)):
+                self.written += [v for v in slots if v is not None]
+            return Call("raw", name, (), pure=pure)
+        if node.op == "call_function" and is_arithmetic(target) and "out" not in node.kwargs:
+            return Call("raw", name, ())
+        if may_write(node, self.module):
+            self.written += [v for v in slots if v is not None]
+        return Call("raw", f"{node.op}:{name}", (), pure=False)
+
+    def _bodies(self, node: fx.Node) -> list[Graph]:
+        """The graphs that the operator runs, which become bodies of its node."""
+        found = []
         for leaf in leaves(node):
-            if leaf.op == "get_attr":
-                body = self.module.get_submodule(str(leaf.target)) if _is_module(self.module, leaf) else None
-                if isinstance(body, fx.GraphModule):
-                    self.graph.bodies.append((made, _Reader(body, self.graph.alphabet, {}).graph))
-
-
-_ARITHMETIC = frozenset(
-    (
-        "add",
-        "sub",
-        "mul",
-        "floordiv",
-        "truediv",
-        "mod",
-        "neg",
-        "pow",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "sym_max",
-        "sym_min",
-    )
-)
-
-
-def _is_module(module: fx.GraphModule, node: fx.Node) -> bool:
-    return any(name == node.target for name, _ in module.named_modules())
+            body = self.submodules.get(str(leaf.target)) if leaf.op == "get_attr" else None
+            if isinstance(body, fx.GraphModule):
+                found.append(_Reader(body, self.graph.alphabet, {}).graph)
+        self.bodies_of[node] = found
+        return found
 
 
 def _operands(names: str, args: Args) -> tuple[int | None, ...]:
@@ -214,27 +216,6 @@ def _operands(names: str, args: Args) -> tuple[int | None, ...]:
 
 
 # ------------------------------------------------------------------------------------------ arguments
-
-
-class _Facts:
-    """What the schema of an overload says, looked at once."""
-
-    __slots__ = ("defaults", "names", "pure", "writes")
-
-    def __init__(self, overload: torch._ops.OpOverload) -> None:
-        arguments = overload._schema.arguments
-        self.names = [a.name for a in arguments]
-        self.defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-        self.writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-        random = torch.Tag.nondeterministic_seeded in overload.tags
-        returns = bool(overload._schema.returns)
-        self.pure = not self.writes and not random and returns and "sym_constrain" not in str(overload)
-        self.pure |= str(overload) == "aten.dropout.default"
-
-
-@lru_cache(maxsize=4096)
-def _facts(overload: torch._ops.OpOverload) -> _Facts:
-    return _Facts(overload)
 
 
 def leaves(node: fx.Node) -> Iterator[fx.Node]:
@@ -260,7 +241,7 @@ def _leaves_of(argument: Any) -> Iterator[fx.Node]:
 
 
 def _args(
-    node: fx.Node, facts: _Facts, slots: list[Value | None], outs: list[Meta | None], alphabet: Alphabet
+    node: fx.Node, facts: Facts, slots: list[Value | None], outs: list[Meta | None], alphabet: Alphabet
 ) -> Args:
     """Arguments by name; a size that is computed in the graph becomes its Value."""
     tensors: dict[str, Any] = {}
@@ -339,65 +320,29 @@ def _meta(node: fx.Node) -> Meta | None:
     found = node.meta.get("val")
     if found is None:
         found = node.meta.get("tensor_meta")
-    return _meta_of(found)
-
-
-def _meta_of(found: Any) -> Meta | None:
-    shape = getattr(found, "shape", None)
-    if shape is None or not hasattr(found, "dtype"):
-        return None
-    return Meta(dtype_name(found.dtype), tuple([n if n.__class__ is int else dim_of(n) for n in shape]))
-
-
-def array_of(tensor: torch.Tensor) -> Any:
-    """The same memory as a numpy array, where the tensor is contiguous on the CPU."""
-    tensor = tensor.detach().cpu()
-    name = dtype_name(tensor.dtype)
-    if name.startswith(("bfloat16", "float8", "float4")):
-        import ml_dtypes
-
-        plain = torch.uint8 if tensor.element_size() == 1 else torch.int16
-        return tensor.contiguous().view(plain).numpy().view(getattr(ml_dtypes, name))
-    return tensor.numpy()
-
-
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    found = _DTYPE_NAMES.get(dtype)
-    if found is None:
-        found = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return found
-
-
-def dim_of(n: Any) -> Dim:
-    if isinstance(n, torch.SymInt):
-        node = n.node
-        if node.is_constant() or node.expr.is_number:
-            return int(node.expr)
-        return parsed(str(node.expr))
-    return int(n)
+    return meta_of(found)
 
 
 def _output_metas(node: fx.Node) -> list[Meta | None]:
     found = node.meta.get("val")
+    several = _is_several(node)
     if isinstance(found, list | tuple):
-        return [_meta_of(item) for item in found]
-    if found is None and _is_several(node):
-        indices = [int(user.args[1]) for user in node.users]  # type: ignore[arg-type]
-        return [None] * (max(indices) + 1)
+        return [meta_of(item) for item in found] if several else [None]
+    if several:
+        return [None] * (1 + max(int(user.args[1]) for user in node.users))  # type: ignore[arg-type]
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else (None,)
     return [_meta(node)] if returns or node.users else []
 
 
 def _is_several(node: fx.Node) -> bool:
     """Whether getitem reads its outputs, and nothing else does."""
-    users = node.users
+    if not all(user.target is operator.getitem and user.args[0] is node for user in node.users):
+        return False
     found = node.meta.get("val")
-    if isinstance(found, list | tuple):
-        return all(user.target is operator.getitem for user in users)
-    return found is None and bool(users) and all(user.target is operator.getitem for user in users)
+    if found is not None:
+        return isinstance(found, list | tuple)
+    indices = [user.args[1] for user in node.users]
+    return bool(indices) and all(isinstance(i, int) and i >= 0 for i in indices)
 
 
 def _scope(node: fx.Node) -> str:
@@ -422,36 +367,3 @@ def _site(node: fx.Node) -> str:
         own = [line for line in lines if _TORCH not in line] or lines
         parts += own[-1:]
     return ", ".join(part for part in parts if part)
-
-
-# ------------------------------------------------------------------------------------------ mutation
-
-
-def _written(node: fx.Node, facts: _Facts, slots: list[Value | None]) -> Iterator[Value | None]:
-    args = _args(node, facts, slots, [], Alphabet())
-    for name in facts.writes:
-        found = args.tensors.get(name)
-        for slot in found if isinstance(found, list) else [found]:
-            if slot is not None:
-                yield slots[slot]
-
-
-_VIEWS = frozenset(("identity", "reshape", "permute", "expand", "slice", "split"))
-
-
-def _aliases(graph: Graph, written: list[Value]) -> set[Value]:
-    """All values that may share memory with a written one."""
-    found: set[Value] = set()
-    pending = list(written)
-    while pending:
-        value = pending.pop()
-        if value in found:
-            continue
-        found.add(value)
-        producer = value.producer
-        if producer is not None and (producer.kind in _VIEWS or not producer.call.pure):
-            pending += [v for v in producer.slots if v is not None]
-        for user in value.users:
-            if user.kind in _VIEWS or not user.call.pure:
-                pending += user.outputs
-    return found

@@ -19,7 +19,8 @@ from torch.export.graph_signature import (
 
 from blockscale.graph.fx import Model, snapshot
 from blockscale.graph.fx_check import check
-from blockscale.graph.fx_write import Writer, fake_mode, tensor_of
+from blockscale.graph.fx_tensors import tensor_of
+from blockscale.graph.fx_write import Writer, fake_mode
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Value
 

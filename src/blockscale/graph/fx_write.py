@@ -9,7 +9,6 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -17,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from blockscale.errors import CombinationError
 from blockscale.graph.fx import leaves
 from blockscale.graph.fx_make import MAKERS
+from blockscale.graph.fx_tensors import tensor_of
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Made, Node, Value
 
@@ -292,12 +292,3 @@ def free_name(module: torch.nn.Module, hint: str) -> str:
         count += 1
         name = f"{base}_{count}"
     return name
-
-
-def tensor_of(array: Any) -> torch.Tensor:
-    """A tensor of a numpy array; types of ml_dtypes go by their bits."""
-    array = np.ascontiguousarray(array)
-    plain = {1: np.uint8, 2: np.int16}.get(array.dtype.itemsize)
-    if array.dtype.kind == "V" and plain is not None:
-        return torch.from_numpy(array.view(plain).copy()).view(getattr(torch, array.dtype.name))
-    return torch.from_numpy(array.copy())
