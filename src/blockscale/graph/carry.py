@@ -55,15 +55,17 @@ class Crossings:
     def lifted(self, node: Node, over: Node) -> Crossing | str:
         """For a quantize or fake-quantize and the move that makes its input."""
         sources = over.operands[:1] if over.kind == "gather" else over.operands
-        x = node.operand(0)
         layout = self._layout(node)
         if isinstance(layout, str):
             return layout
-        found = self._shapes([x, *sources])
+        why = self._written([node, over])
+        if why:
+            return why
+        found = self._shapes(sources)
         if isinstance(found, str):
             return found
         move: Move = over.params["move"]
-        moved = lifted_layout(layout, move, *found[1:])
+        moved = lifted_layout(layout, move, *found)
         if isinstance(moved, Moved) and node.kind == "fake_quantize":
             # Its result is decoded before the move, not after.
             both = sunk_layout(moved.before[0], move, *moved.before[1:], codes=True)
@@ -83,9 +85,11 @@ class Crossings:
             if isinstance(layout, str):
                 return layout
             layouts.append(layout)
-        found = self._shapes([node.outputs[0], *over.outputs])
-        if isinstance(found, str):
-            return found
+        why = self._written([node, over, *others])
+        if why:
+            return why
+        if any(value.meta is None for value in over.outputs):
+            return "a shape is not known"
         move: Move = over.params["move"]
         try:
             moved = sunk_layout(layouts[0], move, *layouts[1:], codes=True)
@@ -111,13 +115,20 @@ class Crossings:
                 return replace(layout, numbers=replace(layout.numbers, dynamic=measured))
         return layout
 
+    def _written(self, nodes: Sequence[Node]) -> str:
+        """Why they must stay where they are in the order of things; empty if they need not."""
+        mutated = self.graph.mutated
+        for node in nodes if mutated else ():
+            for value in (*node.slots, *node.outputs):
+                if value in mutated:
+                    return f"{value.name} shares memory that the graph writes to"
+        return ""
+
     def _shapes(self, values: Sequence[Value | None]) -> list[tuple[int, ...]] | str:
         shapes = []
         for value in values:
             if value is None or value.meta is None:
                 return "a shape is not known"
-            if value in self.graph.mutated:
-                return f"{value.name} shares memory that the graph writes to"
             shapes.append(self.graph.alphabet.numbers(value.meta.shape))
         return shapes
 

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.graph.canonical import canonical
+from blockscale.graph.ops import QUANTIZERS
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Node, Value
+from blockscale.numerics.moves import Move, Same
 from blockscale.passes.log import Log
 
 STAGE = "cse"
@@ -27,43 +30,58 @@ def run(graph: Graph, log: Log) -> None:
     for value in graph.constants:
         number_of[value] = _contents(value, contents)
     for node in graph.nodes:
-        numbers = tuple([None if v is None else number_of.get(v, v) for v in node.slots])
-        key = _key(graph, node, numbers)
-        twin = first.get(key) if key is not None else None
-        if twin is not None and _metas(twin) == _metas(node):
-            for mine, its in zip(node.outputs, twin.outputs, strict=True):
-                number_of[mine] = number_of.get(its, its)
-                graph.replace(mine, its)
-            if node.kind in ("quantize", "dequantize", "fake_quantize"):
-                log.did(STAGE, node, f"combined with {twin.name}")
+        if not _combines(graph, node):
             continue
-        if key is not None:
-            first[key] = node
-        if node.kind == "identity" and node.call.pure and len(node.outputs) == 1 and numbers:
-            number_of[node.outputs[0]] = numbers[0] if numbers[0] is not None else node.outputs[0]
+        numbers = tuple([None if v is None else number_of.get(v, v) for v in node.slots])
+        move = _move(graph, node)
+        if isinstance(move, Same):  # it stays, for its strides, but what it gives is what it gets
+            number_of[node.outputs[0]] = _operands(node, numbers)[0]
+            continue
+        key = _key(graph, node, numbers, move)
+        twin = first.setdefault(key, node)
+        if twin is node or _metas(twin) != _metas(node):
+            continue
+        for mine, its in zip(node.outputs, twin.outputs, strict=True):
+            number_of[mine] = number_of.get(its, its)
+            graph.replace(mine, its)
+        if node.kind in QUANTIZERS:
+            log.did(STAGE, node, f"combined with {twin.name}")
 
 
-def _key(graph: Graph, node: Node, numbers: tuple[Hashable, ...]) -> Hashable | None:
-    """None where the node must stay as it is."""
+def _combines(graph: Graph, node: Node) -> bool:
+    """Whether an equal node gives the same, whenever it runs."""
     call = node.call
     if not call.pure or call.kind in ("output", "assert") or not node.outputs:
-        return None
+        return False
     if graph.mutated and any(v in graph.mutated for v in (*node.slots, *node.outputs) if v is not None):
-        return None
-    params = call.params
-    if "quant" in params:
-        if params["quant"].numbers.rounding == "stochastic":
-            return None
-        operands = tuple(None if slot is None else numbers[slot] for slot in call.operands)
-        return call.kind, call.name, operands, params["quant"], _hashable(params)
-    if "move" in params:  # whoever's operator it is, and however it says its sizes
-        operands = tuple(None if slot is None else numbers[slot] for slot in call.operands)
-        return call.kind, operands, params["move"]
+        return False
+    return "quant" not in call.params or call.params["quant"].numbers.rounding != "stochastic"
+
+
+def _move(graph: Graph, node: Node) -> Move | None:
+    """Its move in the one spelling that equal moves share."""
+    move: Move | None = node.params.get("move")
+    first = node.operand(0) if node.call.operands else None
+    if move is None or first is None or first.meta is None:
+        return move
+    return canonical(move, graph.alphabet.numbers(first.meta.shape), graph.alphabet)
+
+
+def _operands(node: Node, numbers: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    return tuple([None if slot is None else numbers[slot] for slot in node.call.operands])
+
+
+def _key(graph: Graph, node: Node, numbers: tuple[Hashable, ...], move: Move | None) -> Hashable:
+    call = node.call
+    if move is not None:  # whoever's operator it is, and however it says its sizes
+        return call.kind, _operands(node, numbers), move
+    if "quant" in call.params:
+        return call.kind, call.name, _operands(node, numbers), _hashable(call.params)
     made = node.made_by
     if made is None:
         return call.name, numbers, graph.arguments(node)
     if made.like is None:
-        return call.kind, call.operands, numbers, _hashable(params)
+        return call.kind, call.operands, numbers, _hashable(call.params)
     return made.like.call.name, numbers, graph.arguments(made.like), _hashable(made.changes)
 
 

@@ -31,7 +31,7 @@ def run(graph: Graph, log: Log) -> None:
     for node in graph.nodes:
         if node.kind in KINDS:
             lifter.meet(node)
-    pending = [_Climb(node) for node in graph.nodes if node.kind in KINDS]
+    pending = [_Climb(node) for node in graph.nodes if node.kind in KINDS and node.call.pure]
     while pending:
         for climb in pending:
             lifter.climb(climb)
@@ -64,7 +64,7 @@ class _Lifter:
 
     def meet(self, node: Node) -> Node:
         """The equal quantize on the same value, which takes over; else the node itself, which now stands."""
-        key = _key(node)
+        key = _key(self.graph, node)
         if key is None:
             return node
         twin = self.standing.get(key)
@@ -254,9 +254,11 @@ def _does(node: Node, quant: Hashable) -> tuple[Hashable, ...]:
     return node.call.name, quant, tuple(node.operands[1:]), params
 
 
-def _key(node: Node) -> Hashable | None:
+def _key(graph: Graph, node: Node) -> Hashable | None:
     """What it does to which value; None where two such nodes may differ."""
     quant = quant_of(node)
     if not node.call.pure or quant.numbers.rounding == "stochastic" or node.operand(0) is None:
+        return None
+    if graph.mutated and any(v in graph.mutated for v in (*node.slots, *node.outputs)):
         return None
     return (node.operand(0), *_does(node, quant))
