@@ -1,0 +1,239 @@
+"""Operators of ONNX models that quantize → their kind, operands and Quant; as `quantizers` for FX.
+
+Ours, domain `blockscale` version 1; the attributes are the arguments of torch.ops.blockscale.*:
+
+    FakeQuantize(x, scale?, zero_point?, tensor_scale?) → y                      numbers, block, seed
+    Quantize(x, scale, zero_point?, tensor_scale?) → codes                       numbers, block, seed
+    DynamicQuantize(x, tensor_scale?) → codes, scale, zero_point?, tensor_scale?  numbers, block, seed
+    Dequantize(codes, scale, zero_point?, tensor_scale?) → y                     numbers, block, shape, dtype
+
+`shape` is that of y; -1 stands for the size that the codes have, times their number a byte in the last
+dimension where they are packed. `dtype` is a number of onnx.TensorProto.DataType, 1 (float32) if not given.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from blockscale.errors import BlockscaleError
+from blockscale.graph.args import Args, Unreadable
+from blockscale.graph.dims import Dims
+from blockscale.graph.quant import Foreign, Quant, Read, Reader, Say
+from blockscale.graph.quantizers import ours
+from blockscale.graph.quantizers_affine import per_channel, say_channel, say_whole, whole
+from blockscale.numerics.formats import MX_ELEMENTS
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.scheme import Numbers, numbers_named
+
+DOMAIN = "blockscale"
+
+# ------------------------------------------------------------------------------------------- ours
+
+_PARAMS = ("scale", "zero_point", "tensor_scale")
+
+
+def _ours(a: Args, **fields: Any) -> Quant:
+    return ours(numbers_named(a.get("numbers")), a.ints("block"), a.int("seed", 0), **fields)
+
+
+def _fake_quantize(a: Args) -> Read:
+    return "fake_quantize", ("x", *_PARAMS), _ours(a)
+
+
+def _quantize(a: Args) -> Read:
+    return "quantize", ("x", *_PARAMS), _ours(a)
+
+
+def _dynamic_quantize(a: Args) -> Read:
+    outputs = ("codes", "scale", "zero_point", "tensor_scale")
+    zero_point = None if numbers_named(a.get("numbers")).zero_point else 0
+    return "quantize", ("x", *_PARAMS), _ours(a, outputs=outputs, zero_point=zero_point)
+
+
+def _dequantize(a: Args) -> Read:
+    numbers = numbers_named(a.get("numbers"))
+    quant = Quant(numbers, a.ints("block"), say=_say_shape, identity=(a.out().dtype,))
+    return "dequantize", ("codes", *_PARAMS), quant
+
+
+def _say_shape(layout: Layout, dims: Dims) -> dict[str, Any]:
+    return {"block": list(layout.block), "shape": dims}
+
+
+# ------------------------------------------------------------------------------------------- standard
+
+_ELEMENTS = {
+    "int2": "int2", "uint2": "uint2", "int4": "int4", "uint4": "uint4", "int8": "int8", "uint8": "uint8",
+    "int16": "int16", "uint16": "uint16", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
+    "float4_e2m1fn": "fp4_e2m1", "float6_e2m3fn": "fp6_e2m3", "float6_e3m2fn": "fp6_e3m2",
+}  # fmt: skip
+_SCALES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float8_e8m0fnu": "e8m0"}
+_LARGEST_SCALE = 2.0**111  # times any difference of two 16-bit codes it is finite in float32
+
+
+@lru_cache(maxsize=4096)
+def _numbers(dtype: str, scale: str, zero_point: bool) -> Numbers:
+    element = _ELEMENTS.get(dtype)
+    if element is None:
+        raise Unreadable(f"codes of {dtype} are of no format")
+    if scale not in _SCALES:
+        raise Unreadable(f"scales of {scale} are of no format")
+    integer = "int" in element
+    try:
+        return Numbers(
+            element=element, scale=_SCALES[scale], zero_point=integer and zero_point, dynamic=False
+        )
+    except BlockscaleError as error:
+        raise Unreadable(str(error)) from None
+
+
+def _blocks(a: Args, x: str, scale: str) -> tuple[tuple[int, ...], str, Say]:
+    """Block a dimension, the form of the scales, and how other blocks are said."""
+    shape, given = a.shape(x), a.shape(scale)
+    axis, size, rank = a.int("axis", 1), a.int("block_size", 0), len(shape)
+    if math.prod(given) == 1 and len(given) < 2 and not (size and len(given) == rank):
+        return whole(rank), "scalar", say_whole
+    if size == 0 and len(given) == 1:
+        block = per_channel(rank, axis)
+        if shape[axis] != given[0]:
+            raise Unreadable(f"{given[0]} scales for {shape[axis]} channels")
+        return block, "channel", say_channel
+    if size > 0 and len(given) == rank and -rank <= axis < rank:
+        block = tuple(size if i == axis % rank else 1 for i in range(rank))
+        full = tuple(-(-n // b) for n, b in zip(shape, block, strict=True))
+        if given != full:
+            raise Unreadable(f"scales of shape {given} for blocks that need {full}")
+        return block, "full", _say_blocks
+    raise Unreadable(f"scales of shape {given} on {shape}, block_size {size}")
+
+
+def _say_blocks(layout: Layout, dims: Dims) -> dict[str, Any] | str:
+    """Blocks along one axis, and a scale for each index of the others."""
+    wide = [i for i, (b, n) in enumerate(zip(layout.block, layout.shape, strict=True)) if b != 1 and n != 1]
+    if len(wide) > 1 or not layout.rank:
+        return "it has blocks along one axis"
+    axis = wide[0] if wide else layout.rank - 1
+    size = layout.block[axis] or dims[axis]
+    if not isinstance(size, int):
+        return f"its block would be {size}, which is known only at run time"
+    return {"axis": axis, "block_size": max(size, 1)}
+
+
+def _quantize_linear(a: Args) -> Read:
+    dtype, scale = a.out().dtype, a.meta("y_scale").dtype
+    numbers = _numbers(dtype, scale, "y_zero_point" in a)
+    block, form, say = _blocks(a, "x", "y_scale")
+    if not a.int("saturate", 1):
+        raise Unreadable("it does not saturate")
+    precision = a.int("precision", 0)
+    why = _why_floats(a, "x", "y_scale", numbers)
+    if precision not in (0, 1):
+        why = why or "it divides in another precision than float32"
+    if numbers.element_format.is_float:
+        why = why or "NaN has a code of its own"
+    return "quantize", ("x", "y_scale", "y_zero_point"), Quant(
+        numbers, block, False, form, say=say, identity=(dtype, precision), foreign=_foreign(why, dtype, numbers)
+    )  # fmt: skip
+
+
+def _dequantize_linear(a: Args) -> Read:
+    dtype, scale = a.meta("x").dtype, a.meta("x_scale").dtype
+    numbers = _numbers(dtype, scale, "x_zero_point" in a)
+    block, form, say = _blocks(a, "x", "x_scale")
+    why = _why_floats(a, "", "x_scale", numbers)
+    return "dequantize", ("x", "x_scale", "x_zero_point"), Quant(
+        numbers, block, False, form, say=say, identity=(dtype, a.out().dtype),
+        foreign=_foreign(why, dtype, numbers),
+    )  # fmt: skip
+
+
+def _why_floats(a: Args, x: str, scale: str, numbers: Numbers) -> str:
+    """Why the arithmetic is not ours, which is that of float32."""
+    for name in (x, scale) if x else (scale,):
+        dtype = a.meta(name).dtype
+        if dtype not in ("float32", "float8_e8m0fnu"):
+            return f"{name} is {dtype}, and it computes in that"
+    if not x and a.out().dtype != "float32":
+        return f"its result is {a.out().dtype}"
+    value = a.value(scale)
+    if value is not None and value.const is not None:
+        scales = np.asarray(value.const.fetch()).astype(np.float64)
+        if not ((scales > 0) & (scales <= _LARGEST_SCALE)).all():
+            return "it has a scale that is not positive, or so large that results may overflow"
+    elif numbers.family == "mx":
+        return "its scales are not known, and with the largest of them results overflow"
+    return ""
+
+
+def _foreign(why: str, dtype: str, numbers: Numbers) -> Foreign:
+    """Where ours would store other codes, only a quantize and its dequantize together can be ours."""
+    return Foreign(why, pair=dtype != numbers.element_format.storage_dtype.name)
+
+
+def _dynamic_quantize_linear(a: Args) -> Read:
+    numbers = Numbers(element="uint8", scale="f32", zero_point=True, rule="asymmetric")
+    outputs = ("codes", "scale", "zero_point")
+    why = "its scale of a tensor of zeros is another"
+    return "quantize", ("x",), Quant(
+        numbers, whole(len(a.shape("x"))), False, "scalar", outputs, say=say_whole, zero_point=None,
+        identity=("uint8",), foreign=Foreign(why),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- AMD Quark
+
+_QUARK_ROUNDINGS = ("half_away", "half_up", "half_even")
+
+
+def _quark(a: Args) -> Read:
+    """MXQuantizeDequantize and, by its older name, MXFixNeuron."""
+    named, mode, size = a.get("element_dtype", "int8"), a.int("rounding_mode", 0), a.int("block_size", 32)
+    element = "mxint8" if named == "int8" else str(named)
+    if element not in MX_ELEMENTS:
+        raise Unreadable(f"element_dtype is {named}")
+    if not 0 <= mode < len(_QUARK_ROUNDINGS) or size < 1:
+        raise Unreadable(f"rounding_mode is {mode}, block_size {size}")
+    shape = a.shape("x")
+    rank, axis = len(shape), a.int("axis", 1) if len(shape) != 1 else 0
+    if rank and not -rank <= axis < rank:
+        raise Unreadable(f"axis {axis} on {rank} dimensions")
+    if a.meta("x").dtype not in ("float32", "float16"):
+        raise Unreadable(f"x is {a.meta('x').dtype}")
+    rounding = _QUARK_ROUNDINGS[mode] if element == "mxint8" else "half_even"
+    numbers = Numbers(element=element, rounding=rounding, dialect="quark")
+    block = tuple(size if i == axis % rank else 1 for i in range(rank))
+    why = "it leaves a tensor of one element as it is" if math.prod(shape) == 1 else ""
+    return "fake_quantize", ("x",), Quant(numbers, block, say=_say_blocks, foreign=Foreign(why))
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+# Inputs of operators that onnx has no schema of.
+CUSTOM: dict[tuple[str, str], tuple[str, ...]] = {
+    (DOMAIN, "FakeQuantize"): ("x", *_PARAMS),
+    (DOMAIN, "Quantize"): ("x", *_PARAMS),
+    (DOMAIN, "DynamicQuantize"): ("x", "tensor_scale"),
+    (DOMAIN, "Dequantize"): ("codes", *_PARAMS),
+    ("com.microsoft", "QuantizeLinear"): ("x", "y_scale", "y_zero_point"),
+    ("com.microsoft", "DequantizeLinear"): ("x", "x_scale", "x_zero_point"),
+    ("com.amd.quark", "MXQuantizeDequantize"): ("x",),
+    ("com.vai.quantize", "MXFixNeuron"): ("x",),
+}
+
+READERS: dict[str, Reader] = {
+    "blockscale::FakeQuantize": _fake_quantize,
+    "blockscale::Quantize": _quantize,
+    "blockscale::DynamicQuantize": _dynamic_quantize,
+    "blockscale::Dequantize": _dequantize,
+    "ai.onnx::QuantizeLinear": _quantize_linear,
+    "ai.onnx::DequantizeLinear": _dequantize_linear,
+    "ai.onnx::DynamicQuantizeLinear": _dynamic_quantize_linear,
+    "com.microsoft::QuantizeLinear": _quantize_linear,
+    "com.microsoft::DequantizeLinear": _dequantize_linear,
+    "com.amd.quark::MXQuantizeDequantize": _quark,
+    "com.vai.quantize::MXFixNeuron": _quark,
+}
