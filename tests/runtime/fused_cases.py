@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import blockscale.runtime.torch_fused  # noqa: F401  the operators exist
 from blockscale.graph.fused import row_named
+from blockscale.graph.fused_fields import FLOAT, Fields, arguments_of, fields_of
+from blockscale.graph.torch_names import overload_named
 from blockscale.numerics.layout import Layout, bind
 from blockscale.numerics.scheme import scheme_named
-from blockscale.runtime.torch_fused import FLOAT, Fields, arguments_of, fields_of, operator_of
 
 ops = torch.ops.blockscale
 
@@ -196,10 +198,9 @@ def call(
     compute: torch.dtype | None = None,
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """The operator and its arguments; dynamic where the output has a dtype and no scale."""
+    row = row_named(name)
     args, settings = arguments_of(
-        name, [one.given for one in operands], [one.fields for one in operands], out, (), compute
+        row, [one.given for one in operands], [one.fields for one in operands], out, compute
     )
-    rest = {
-        k: v for k, v in rest.items() if k in (*row_named(name).rest_names, *row_named(name).rest_tensors)
-    }
-    return operator_of(name, dynamic=out.kind == "dynamic"), args, settings | rest
+    rest = {k: v for k, v in rest.items() if k in (*row.rest_names, *row.rest_tensors)}
+    return overload_named(row.operator(dynamic=out.kind == "dynamic")), args, settings | rest

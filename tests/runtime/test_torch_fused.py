@@ -11,11 +11,11 @@ from torch import Tensor
 
 from blockscale import errors
 from blockscale.graph.fused import FUSED_OPS, OUT, ROWS, fused_name, row_named, takes
-from blockscale.graph.fused_fields import FLOAT, Fields, fields_of, numbers_of
+from blockscale.graph.fused_fields import FLOAT, Fields, arguments_of, fields_of, numbers_of
+from blockscale.graph.torch_names import overload_named
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers, numbers_named
-from blockscale.runtime.torch_fused import arguments_of, compact, full_rank, operator_of
-from blockscale.runtime.torch_fused_schemas import overload_named
+from blockscale.runtime.torch_fused_fields import compact, full_rank
 from conformance.core_cases import all_numbers, thinned
 from runtime.fused_cases import (
     CASES,
@@ -106,7 +106,7 @@ def test_other_operators_of_the_same_bits() -> None:
 def test_schemas_are_those_of_aten_with_fields() -> None:
     """The arguments beside tensors have ATen's names, types and defaults, in ATen's order."""
     for row in ROWS:
-        operator = operator_of(row.name)
+        operator = overload_named(row.operator())
         names = [a.name for a in operator._schema.arguments]
         count = len(row.operands)
         assert names[:count] == [one.name for one in row.operands]
@@ -279,11 +279,13 @@ def test_bad_output() -> None:
         operator, args, settings = call("rms_norm", [x, as_is(None)], {"normalized_shape": [40]}, out)
         operator(*args, **settings)
     with pytest.raises(errors.ScaleError, match="no scale"):
-        args, settings = arguments_of("relu", [x.given], [FLOAT])
+        args, settings = arguments_of(row_named("relu"), [x.given], [FLOAT])
         ops.relu.dynamic(*args, **settings)
     with pytest.raises(errors.ScaleError, match="zero_point"):
         zero = torch.zeros(1, 1, dtype=torch.int32)
-        args, settings = arguments_of("relu", [x.given], [FLOAT], Fields(None, zero, "uint8", block=[0, 0]))
+        args, settings = arguments_of(
+            row_named("relu"), [x.given], [FLOAT], Fields(None, zero, "uint8", block=[0, 0])
+        )
         ops.relu.dynamic(*args, **settings)
     with pytest.raises(errors.UnknownNameError, match="weight_last"):
         operator, args, settings = call(
@@ -296,7 +298,7 @@ def test_bad_output() -> None:
         )
         operator(*args, **settings)
     with pytest.raises(errors.ArgumentError, match="one for each of x, weight, bias"):
-        arguments_of("linear", [x.given], [FLOAT])
+        arguments_of(row_named("linear"), [x.given], [FLOAT])
 
 
 def test_nothing_is_written_and_nothing_returned_that_was_given() -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from blockscale.graph.fused_fields import FLOAT, Fields, fields_of
-from blockscale.runtime.torch_fused import arguments_of, full_rank
+from blockscale.graph.fused import ROW_OF
+from blockscale.graph.fused_fields import FLOAT, Fields, arguments_of, fields_of
+from blockscale.runtime.torch_fused_fields import full_rank
 from runtime.fused_cases import CASES, Case, as_codes, as_dynamic, as_is, call, layout_for, ops, place_of
 from runtime.torch_cases import equal
 
@@ -95,7 +96,7 @@ def both_quantized(x: Tensor) -> Tensor:
     codes, scale, zeros, t = ops.dynamic_quantize(x, *MXFP4)
     fields = [Fields(scale, None, "fp4_e2m1"), WEIGHT.fields, FLOAT]
     args, settings = arguments_of(
-        "linear", [codes, WEIGHT.given, None], fields, Fields(dtype="mxint8", block=[1, 32])
+        ROW_OF["linear"], [codes, WEIGHT.given, None], fields, Fields(dtype="mxint8", block=[1, 32])
     )
     y, b, zeros, t = ops.linear.dynamic(*args, **settings)
     return ops.dequantize(y, b, zeros, t, "mxint8", [x.shape[0], 32], [1, 32], dtype=x.dtype)
@@ -103,7 +104,7 @@ def both_quantized(x: Tensor) -> Tensor:
 
 def residual(x: Tensor) -> Tensor:
     out = Fields(dtype="nvfp4", block=[1, 16])
-    args, settings = arguments_of("add_rms_norm_quantize", [x, x * 2, NORM], [FLOAT] * 3, out)
+    args, settings = arguments_of(ROW_OF["add_rms_norm_quantize"], [x, x * 2, NORM], [FLOAT] * 3, out)
     codes, scale, zeros, t, total = ops.add_rms_norm_quantize.dynamic(
         *args, **settings, normalized_shape=[64], eps=1e-6, form="weight_last"
     )
@@ -112,7 +113,7 @@ def residual(x: Tensor) -> Tensor:
 
 
 def beside(x: Tensor) -> Tensor:
-    args, settings = arguments_of("relu", [x], [FLOAT])
+    args, settings = arguments_of(ROW_OF["relu"], [x], [FLOAT])
     return x + ops.relu(*args, **settings)
 
 
@@ -120,7 +121,7 @@ def channels(x: Tensor) -> Tensor:
     """A 1-D scale, viewed to full rank on the way in."""
     scale = full_rank(x[0].abs() + 0.5, 2, 1)
     codes = ops.quantize(x, "int8", [0, 1], scale)
-    args, settings = arguments_of("mul.Scalar", [codes], [Fields(scale, None, "int8")])
+    args, settings = arguments_of(ROW_OF["mul.Scalar"], [codes], [Fields(scale, None, "int8")])
     return ops.mul.Scalar(*args, **settings, other=0.5)
 
 

@@ -24,7 +24,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from blockscale.errors import DtypeError, ScaleError, UnknownNameError
+from blockscale.errors import ArgumentError, DtypeError, ScaleError, UnknownNameError
+from blockscale.graph.fused import OUT, Fused
 from blockscale.numerics.formats import ELEMENTS, MX_ELEMENTS, Format, format_named
 from blockscale.numerics.layout import Layout, block_of_scale
 from blockscale.numerics.scheme import Numbers, numbers_named
@@ -116,6 +117,24 @@ def _open_last(layout: Layout) -> int | None:
         return None
     room = layout.codes_shape[-1] * 8 // layout.numbers.element_format.bits
     return None if room == layout.shape[-1] else layout.shape[-1]
+
+
+def arguments_of(
+    row: Fused, operands: Sequence[Any], fields: Sequence[Fields], out: Fields = FLOAT, compute: Any = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a fused operator but the rest of ATen's, for operands and their fields.
+
+    They are tensors, or what stands for them in a graph; None where there is no operand.
+    """
+    if not len(operands) == len(fields) == len(row.operands):
+        wanted = f"one for each of {', '.join(one.name for one in row.operands)}"
+        raise ArgumentError("operands, fields", (len(operands), len(fields)), wanted)
+    settings: dict[str, Any] = {}
+    for one, given in zip(row.operands, fields, strict=True):
+        settings |= {f"{one.name}_block": given.block, f"{one.name}_last": given.last}
+    settings |= {f"{OUT}_block": out.block, "compute": compute}
+    fives = [value for given in (*fields, out) for value in given.five]
+    return (*operands, *fives), {k: v for k, v in settings.items() if v is not None}
 
 
 # ------------------------------------------------------------------------------------ reading them

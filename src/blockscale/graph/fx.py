@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch.export.graph_signature import InputKind
 from blockscale.errors import DtypeError
 from blockscale.graph.args import Args, Unreadable
 from blockscale.graph.dims import Alphabet
+from blockscale.graph.fused import FUSED_OPS
+from blockscale.graph.fused_read import READ_FUSED
 from blockscale.graph.fx_effects import (
     Facts,
     facts_of,
@@ -35,10 +37,12 @@ from blockscale.graph.fx_tensors import array_of, meta_of
 from blockscale.graph.ops import KIND_OF_ATEN
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quantizers import READERS
-from blockscale.graph.read_aten import READ
+from blockscale.graph.read_aten import READ as READ_ATEN
 from blockscale.graph.view import NOTHING, Call, Const, Meta, Node, Value
 
 Model = fx.GraphModule | ExportedProgram
+
+READ = READ_ATEN | READ_FUSED
 
 _LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -80,6 +84,7 @@ class _Reader:
         self.graph = Graph("", alphabet)
         self.graph.origin = module
         self.graph.arguments = lambda node: _literal(node.origin)
+        self.graph.written = self._written
         self.value_of: dict[fx.Node, Value] = {}
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem
         self.written: list[Value] = []
@@ -165,7 +170,7 @@ class _Reader:
             args = _args(node, facts, slots, outs, self.graph.alphabet)
             self.written += [v for argument in writes for v in args.values(argument)]
             return Call("raw", name, (), pure=pure)
-        row, reader = KIND_OF_ATEN.get(name), READERS.get(name)
+        row, reader = KIND_OF_ATEN.get(name) or FUSED_OPS.get(name), READERS.get(name)
         why = ""
         if row is not None or reader is not None:
             args = _args(node, facts, slots, outs, self.graph.alphabet)
@@ -179,6 +184,12 @@ class _Reader:
             except Unreadable as reason:
                 why = str(reason)
         return Call("raw", name, (), {"why": why} if why else NOTHING, pure)
+
+    def _written(self, node: Node) -> Mapping[str, Any]:
+        target = node.origin.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return NOTHING
+        return _args(node.origin, facts_of(target), node.slots, [], self.graph.alphabet).others
 
     def _unschemed(self, node: fx.Node, slots: list[Value | None]) -> Call:
         """Python functions and operators with bodies; also call_module and call_method."""

@@ -21,9 +21,10 @@ class Facts:
     shares   whether a result may have memory of an operand
     strides  whether it reads memory by strides of its own, so that the operand must stay in its place
     random   whether it draws
+    fresh_sizes  whether a size of its result depends on data: a new symbol at every run on fake tensors
     """
 
-    __slots__ = ("defaults", "name", "names", "pure", "random", "shares", "strides", "writes")
+    __slots__ = ("defaults", "fresh_sizes", "name", "names", "pure", "random", "shares", "strides", "writes")
 
     def __init__(self, overload: torch._ops.OpOverload) -> None:
         self.name = str(overload)
@@ -33,6 +34,7 @@ class Facts:
         self.defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self.random = torch.Tag.nondeterministic_seeded in tags
+        self.fresh_sizes = bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
         self.shares = (
             any(r.alias_info is not None for r in schema.returns)
             or torch.Tag.maybe_aliasing_or_mutating in tags

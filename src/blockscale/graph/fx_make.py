@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from blockscale.graph.dims import Of, sizes_from
+from blockscale.graph.fx_fused import FUSED_MAKERS, aten_call
 from blockscale.graph.quant import quant_of
 from blockscale.graph.view import Node
 
@@ -117,4 +118,9 @@ MAKERS: dict[str, Callable[..., Made]] = {
     "quantize": _quantizer("quantize"),
     "dequantize": _quantizer("dequantize"),
     "fake_quantize": _quantizer("fake_quantize"),
+    **FUSED_MAKERS,
 }  # fmt: skip
+
+
+def maker_of(node: Node) -> Callable[..., Made] | None:
+    return aten_call if node.call.name.startswith("aten.") else MAKERS.get(node.kind)

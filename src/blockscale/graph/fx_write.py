@@ -11,14 +11,19 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from blockscale.errors import CombinationError
 from blockscale.graph.fx import leaves
-from blockscale.graph.fx_make import MAKERS
+from blockscale.graph.fx_effects import facts_of
+from blockscale.graph.fx_make import maker_of
 from blockscale.graph.fx_tensors import tensor_of
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Made, Node, Value
+
+_aten = torch.ops.aten
+_ORDERED = (_aten.view.default, _aten._unsafe_view.default, _aten.view.dtype)
 
 
 class Writer:
@@ -31,9 +36,10 @@ class Writer:
         self.add_constant = add_constant or self._buffer
         self.known: dict[Any, Any] = {}
         self.mode = fake_mode(self.fx)
-        self.first = next((n for n in self.fx.nodes if n.op != "placeholder"), None)
+        self.first = _first_after_inputs(self.fx)
         self.cursor: fx.Node | None = None
         self.hoisted: set[fx.Node] = set()
+        self.restrided: set[fx.Node] = set()  # of the model, with other strides than they had
 
     def commit(self) -> None:
         self.overlay.sweep()
@@ -57,6 +63,8 @@ class Writer:
             self._outputs_of(node)
             if node.dirty:
                 self._rewire(node)
+            if node.dirty or (self.restrided and not self.restrided.isdisjoint(leaves(node.origin))):
+                self._restride(node.origin)
         self._erase(emitted)
 
     # ------------------------------------------------------------------------------ placing
@@ -142,12 +150,13 @@ class Writer:
             if made.changes:
                 args, kwargs = self._changed(target, args, kwargs, made.changes, node)
         else:
-            maker = MAKERS.get(node.kind)
+            maker = maker_of(node)
             if maker is None:
                 raise CombinationError(f"{node.where()}: no torch operator is known for kind {node.kind!r}")
             operands = [None if v is None else self._node_of(v) for v in node.operands]
             target, args, kwargs = maker(self, node, operands)
         created = self._place(target, args, kwargs, node.name)
+        self._as_it_lies(created)
         self._meta(created, node)
         if len(node.outputs) == 1 and not isinstance(created.meta.get("val"), list | tuple):
             node.outputs[0].origin = created
@@ -230,15 +239,57 @@ class Writer:
                 for k, v in near.meta.items()
                 if k in ("nn_module_stack", "stack_trace", "source_fn_stack")
             }
-        inputs = list(leaves(created))
-        if any("val" not in n.meta for n in inputs) or self.mode is None:
-            return
-        key = (created.target, _frozen(created.args), _frozen(created.kwargs))
+        made = self._result(created)
+        if made is not None:
+            created.meta["val"] = made
+
+    def _result(self, node: fx.Node) -> Any:
+        """What a call gives on fake tensors, None where that cannot be known; once for equal metadata."""
+        if self.mode is None or any("val" not in n.meta for n in leaves(node)):
+            return None
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
         if key not in self.known:
-            args, kwargs = fx.node.map_arg((created.args, created.kwargs), lambda n: n.meta["val"])
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with self.mode:
-                self.known[key] = created.target(*args, **kwargs)  # type: ignore[operator]
-        created.meta["val"] = self.known[key]
+                self.known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self.known[key]
+
+    # ------------------------------------------------------------------------------ strides
+
+    def _as_it_lies(self, node: fx.Node) -> None:
+        """A view of what does not lie in order is written as a reshape; a cast of bits gets a copy in order."""
+        if node.target not in _ORDERED:
+            return
+        source: Any = node.args[0]
+        found = source.meta.get("val")
+        if isinstance(found, torch.Tensor) and is_contiguous_or_false(found):
+            return
+        if node.target is not _aten.view.dtype:
+            node.target = _aten.reshape.default
+            node.args, node.kwargs = (*node.args, *node.kwargs.values()), {}
+            return
+        with self.fx.inserting_before(node):
+            copy = self.fx.call_function(
+                _aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+            )
+        copy.meta["val"] = self._result(copy)
+        node.args = (copy, *node.args[1:])
+
+    def _restride(self, node: fx.Node) -> None:
+        """Strides of a node of the model whose operands are others, or lie otherwise, than before."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or facts_of(target).fresh_sizes:
+            return
+        self._as_it_lies(node)
+        old, made = node.meta.get("val"), self._result(node)
+        if old is None or made is None or _strides(old) == _strides(made):
+            return
+        node.meta["val"] = made
+        self.restrided.add(node)
+        for item in node.users if isinstance(made, list | tuple) else ():
+            if item.target is operator.getitem:
+                item.meta["val"] = made[item.args[1]]  # type: ignore[index]
+                self.restrided.add(item)
 
     # ------------------------------------------------------------------------------ what is left over
 
@@ -249,6 +300,19 @@ class Writer:
                 continue
             if node.op == "get_attr" or node.target is operator.getitem or node.op.startswith("call"):
                 self.fx.erase_node(node)
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_strides(item) for item in value]
+    return [str(n) for n in value.stride()] if isinstance(value, torch.Tensor) else None
+
+
+def _first_after_inputs(graph: fx.Graph) -> fx.Node:
+    """An unlifted program has its parameters (get_attr) before its inputs."""
+    inputs = graph.find_nodes(op="placeholder")
+    found: fx.Node = list(inputs)[-1].next if inputs else next(iter(graph.nodes))
+    return found
 
 
 def _frozen(argument: Any) -> Any:

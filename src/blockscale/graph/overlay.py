@@ -25,6 +25,7 @@ class Graph:
         self.bodies: list[tuple[Node, Graph]] = []
         self.mutated: set[Value] = set()  # written to in place, under some name, while the graph runs
         self.arguments: Callable[[Node], Hashable] = lambda node: node  # all that a node says beside operands
+        self.written: Callable[[Node], Mapping[str, Any]] = lambda node: NOTHING  # see `settings`
         self.notes: dict[Value, Any] = {}  # quantization metadata; arrays, so a mention is not a use
         self._nodes: list[Node] = []
         self._all: dict[Node, None] = {}  # also new nodes, which `_nodes` has only once they are sorted
@@ -53,6 +54,15 @@ class Graph:
     def numbers(self, value: Value) -> tuple[int, ...] | None:
         """The shape with primes for what is known only at run time; None where the rank is not known."""
         return None if value.meta is None else self.alphabet.numbers(value.meta.shape)
+
+    def settings(self, node: Node) -> Mapping[str, Any]:
+        """Arguments beside operands, by the operator's own names, defaults included."""
+        made = node.made_by
+        if made is None:
+            return self.written(node)
+        if made.like is None:
+            return dict(node.params.get("settings", ()))
+        return {**self.written(made.like), **made.changes}
 
     def is_mutated(self, value: Value) -> bool:
         return value in self.mutated

@@ -12,7 +12,7 @@ gradient  none: what is trained is the fake-quantized model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,42 +20,19 @@ from torch import Tensor
 
 from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError
 from blockscale.graph.fused import OUT, ROWS, Fused, row_named
-from blockscale.graph.fused_fields import FLOAT, Fields, fields_of
+from blockscale.graph.fused_fields import FLOAT, Fields
+from blockscale.graph.torch_names import overload_named
 from blockscale.runtime import torch_library
 from blockscale.runtime.torch_bound import type_index
-from blockscale.runtime.torch_fused_fields import about, compact, edge_of, full_rank, shape_of
-from blockscale.runtime.torch_fused_schemas import defined_name, function_of, overload_named, schema_of
-
-__all__ = ["FLOAT", "Fields", "arguments_of", "compact", "fields_of", "full_rank", "operator_of"]
+from blockscale.runtime.torch_fused_fields import about, edge_of, shape_of
+from blockscale.runtime.torch_fused_schemas import defined_name, function_of, schema_of
 
 _operators = torch.ops.blockscale
-
-# ------------------------------------------------------------------------------------ for callers
 
 
 def operator_of(name: str, *, dynamic: bool = False) -> Any:
     """The torch operator of a row; `dynamic` for an output whose scale is chosen in it."""
     return overload_named(row_named(name).operator(dynamic=dynamic))
-
-
-def arguments_of(
-    name: str, operands: Sequence[Any], fields: Sequence[Fields], out: Fields = FLOAT,
-    rest: Sequence[Any] = (), compute: torch.dtype | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Arguments of the operator for operands and their fields; None where there is no operand.
-
-    They may as well be nodes of a graph.
-    """
-    row = row_named(name)
-    if not len(operands) == len(fields) == len(row.operands):
-        wanted = f"one for each of {', '.join(one.name for one in row.operands)}"
-        raise ArgumentError("operands, fields", (len(operands), len(fields)), wanted)
-    settings: dict[str, Any] = {}
-    for one, given in zip(row.operands, fields, strict=True):
-        settings |= {f"{one.name}_block": given.block, f"{one.name}_last": given.last}
-    settings |= {f"{OUT}_block": out.block, "compute": compute}
-    fives = [value for given in (*fields, out) for value in given.five]
-    return (*operands, *fives, *rest), {k: v for k, v in settings.items() if v is not None}
 
 
 # ----------------------------------------------------------------------------------------- kernels

@@ -12,6 +12,7 @@ from torch import Tensor
 from blockscale.graph.fused import OUT, RESULTS, Fused
 from blockscale.graph.fused_forms import COMPOSITIONS
 from blockscale.graph.ops import KIND_OF_ATEN
+from blockscale.graph.torch_names import overload_named
 
 _FIVE = "Tensor? {0}_scale, Tensor? {0}_zero_point, str {0}_dtype, int? {0}_quant_min, int? {0}_quant_max"
 
@@ -30,12 +31,6 @@ def schema_of(row: Fused, *, dynamic: bool) -> str:
 def defined_name(row: Fused, *, dynamic: bool) -> str:
     """As torch.library wants it: "linear", "linear.dynamic", "add.Scalar_dynamic"."""
     return row.operator(dynamic=dynamic).partition(".")[2].removesuffix(".default")
-
-
-def overload_named(name: str) -> Any:
-    """torch.ops of a qualified name such as "aten.linear.default"."""
-    namespace, operator, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
 
 
 def function_of(row: Fused) -> Callable[..., Any]:

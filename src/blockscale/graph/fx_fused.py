@@ -1,0 +1,71 @@
+"""Fused nodes, and operators of ATen by name → calls of torch operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blockscale.graph.fused import ROWS
+from blockscale.graph.fused_fields import FLOAT, Fields, arguments_of, fields_of
+from blockscale.graph.fused_nodes import Port, read
+from blockscale.graph.ops import KIND_OF_ATEN
+from blockscale.graph.torch_names import overload_named
+from blockscale.graph.view import Node
+from blockscale.numerics.layout import Layout
+
+if TYPE_CHECKING:
+    from blockscale.graph.fx_make import Made, Operands
+    from blockscale.graph.fx_write import Writer
+
+
+def fused_call(w: Writer, node: Node, operands: Operands) -> Made:
+    parts = read(node)
+    count = len(parts.row.operands)
+    first = count + len(parts.row.rest_tensors)
+    pairs = list(zip(operands[first::2], operands[first + 1 :: 2], strict=True))
+    ports = [*node.params["ports"], node.params["out"]]
+    *fields, out = [_fields(w, port, *pair) for port, pair in zip(ports, pairs, strict=True)]
+    compute = getattr(torch, parts.compute) if parts.compute != "float32" else None
+    args, settings = arguments_of(parts.row, operands[:count], fields, out, compute)
+    settings |= dict(zip(parts.row.rest_tensors, operands[count:first], strict=True))
+    settings |= {name: _written(value) for name, value in parts.settings.items()}
+    operator = overload_named(parts.row.operator(dynamic=out.kind == "dynamic"))
+    return operator, args, settings
+
+
+def _fields(w: Writer, port: Port | None, scale: Any, slot: Any) -> Fields:
+    if port is None:
+        return FLOAT
+    numbers = replace(port.numbers, dynamic=True) if scale is None else port.numbers
+    layout = Layout(numbers, w.overlay.alphabet.numbers(port.shape), port.block)
+    found = fields_of(layout, scale, slot, slot)
+    return found._replace(block=None if found.block is None else list(found.block))
+
+
+def _written(value: Any) -> Any:
+    return [_written(v) for v in value] if isinstance(value, tuple) else value
+
+
+def aten_call(w: Writer, node: Node, operands: Operands) -> Made:
+    """A node of `aten_nodes`."""
+    name = node.call.name
+    target = overload_named(name)
+    given: dict[str, Any] = {n: _written(v) for n, v in node.params["settings"]}
+    given |= zip(KIND_OF_ATEN[name].aten[name].split(), operands, strict=True)
+    if isinstance(given.get("dtype"), str):
+        given["dtype"] = getattr(torch, given["dtype"])
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    last = max((i for i, a in enumerate(target._schema.arguments) if a.name in given), default=-1)
+    for i, argument in enumerate(target._schema.arguments):
+        if argument.kwarg_only:
+            if argument.name in given:
+                kwargs[argument.name] = given[argument.name]
+        elif i <= last:
+            args.append(given.get(argument.name, argument.default_value))
+    return target, tuple(args), kwargs
+
+
+FUSED_MAKERS = {row.kind: fused_call for row in ROWS}
