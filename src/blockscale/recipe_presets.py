@@ -80,7 +80,11 @@ def _parsed(name: str) -> _Parts:
         return _Parts(plain.removesuffix(DYNAMIC), plain, everything)
     for at, sign in enumerate(plain):
         weight, inputs = plain[:at], plain[at + 1 :]
-        if sign != "-" or weight.endswith(DYNAMIC) or _fault(weight) is not None:
+        if sign != "-" or weight.endswith(DYNAMIC):
+            continue
+        fault_of_weight = _fault(weight)
+        if fault_of_weight is not None:
+            fault = fault if _is_unknown(fault_of_weight) else fault_of_weight
             continue
         if inputs == FLOAT:
             if everything:

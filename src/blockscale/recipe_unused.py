@@ -51,7 +51,13 @@ def _nearest(rule: Rule, operands: Sequence[Operand]) -> str:
     misspelt = _misspelt(rule, operands)
     if misspelt:
         return " ".join(misspelt)
-    nearest = min(operands, key=lambda operand: len(rule.failed(operand)))
+
+    def distance(operand: Operand) -> tuple[int, bool]:
+        """Of two that fail as many conditions the one that is named."""
+        failed = rule.failed(operand)
+        return len(failed), not _NAMES.keys().isdisjoint(failed)
+
+    nearest = min(operands, key=distance)
     failed = rule.failed(nearest)
     if not failed:
         return f"A float rule comes first for {nearest}"

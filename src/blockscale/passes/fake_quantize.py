@@ -60,7 +60,12 @@ def _made(point: Point, source: Value, given: Calibrated | None, gradient: str) 
         operands.pop()
     params = {"quant": ours(point.scheme.numbers, point.block, gradient=gradient), "gradient": gradient}
     return point.graph.make(
-        "fake_quantize", operands, [source.meta], params, near=point.edges[0].node, name=f"{point.value.name}_fq"
+        "fake_quantize",
+        operands,
+        [source.meta],
+        params,
+        near=point.edges[0].node,
+        name=f"{point.value.name}_fq",
     )
 
 
