@@ -13,8 +13,9 @@ import numpy as np
 
 from blockscale.errors import AxisError, CalibrationError, CombinationError, DtypeError
 from blockscale.numerics.arrays import NUMPY, TENSOR_DTYPES, Array
+from blockscale.numerics.invariants import scale_dtype
 from blockscale.numerics.layout import Layout, bind
-from blockscale.numerics.native import Stored, scale_dtype
+from blockscale.numerics.native import Stored
 from blockscale.numerics.scales import affine, tensor_scale_of
 from blockscale.numerics.scheme import Numbers, Scheme
 

@@ -119,12 +119,12 @@ class _CheckInputs(nn.Module):
 
 def _watched(module: fx.GraphModule, watch: Watch[Any]) -> fx.GraphModule:
     """A copy of the module that shows the observed values as it runs."""
-    bodies = dict(_bodies(module))
+    names = {path: {n.name for n in body.graph.nodes if n.op != "output"} for path, body in _bodies(module)}
     wanted: dict[str, set[str]] = {}
     for tensor in watch.tensors:
         path, _, name = tensor.rpartition(".")
-        if path not in bodies or name not in _names(bodies[path]):
-            raise _unknown(tensor, bodies)
+        if name not in names.get(path, ()):
+            raise _unknown(tensor, names)
         wanted.setdefault(path, set()).add(name)
     result = _with_looks(module, "", wanted, _Look(watch))
     _add_check(result)
@@ -153,13 +153,9 @@ def _joined(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def _names(module: fx.GraphModule) -> set[str]:
-    return {node.name for node in module.graph.nodes if node.op != "output"}
-
-
-def _unknown(tensor: str, bodies: Mapping[str, fx.GraphModule]) -> CalibrationError:
-    names = [_joined(path, name) for path, body in bodies.items() for name in _names(body)]
-    close = get_close_matches(tensor, sorted(names), n=1)
+def _unknown(tensor: str, names: Mapping[str, set[str]]) -> CalibrationError:
+    every = sorted(_joined(path, name) for path, inside in names.items() for name in inside)
+    close = get_close_matches(tensor, every, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return CalibrationError(
         f"calibration of {tensor!r}: the graph that runs has no such node{hint} "
