@@ -78,10 +78,13 @@ def _const(table: Any, target: str) -> Const:
 class _Reader:
     """One pass over an fx.Graph."""
 
-    def __init__(self, module: fx.GraphModule, alphabet: Alphabet, lifted: dict[str, Const]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, alphabet: Alphabet, lifted: dict[str, Const], prefix: str = ""
+    ) -> None:
         self.module = module
         self.lifted = lifted
         self.graph = Graph("", alphabet)
+        self.graph.prefix = prefix
         self.graph.origin = module
         self.graph.arguments = lambda node: _literal(node.origin)
         self.graph.written = self._written
@@ -214,7 +217,8 @@ class _Reader:
         for leaf in leaves(node):
             body = self.submodules.get(str(leaf.target)) if leaf.op == "get_attr" else None
             if isinstance(body, fx.GraphModule):
-                found.append(_Reader(body, self.graph.alphabet, {}).graph)
+                path = f"{self.graph.prefix}{leaf.target}."
+                found.append(_Reader(body, self.graph.alphabet, {}, path).graph)
         self.bodies_of[node] = found
         return found
 

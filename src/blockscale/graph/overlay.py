@@ -19,6 +19,7 @@ class Graph:
 
     def __init__(self, name: str = "", alphabet: Alphabet | None = None) -> None:
         self.name = name
+        self.prefix = ""  # of the names of values, where a body may repeat those of the graph around it
         self.alphabet = alphabet or Alphabet()
         self.inputs: list[Value] = []
         self.constants: list[Value] = []
