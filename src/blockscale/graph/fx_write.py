@@ -36,7 +36,7 @@ class Writer:
         self.add_constant = add_constant or self._buffer
         self.known: dict[Any, Any] = {}
         self.mode = fake_mode(self.fx)
-        self.first = _first_after_inputs(self.fx)
+        self.head = _last_input(self.fx)  # constants go behind it, in front of all that may need them
         self.cursor: fx.Node | None = None
         self.hoisted: set[fx.Node] = set()
         self.restrided: set[fx.Node] = set()  # of the model, with other strides than they had
@@ -70,10 +70,7 @@ class Writer:
     # ------------------------------------------------------------------------------ placing
 
     def _after_cursor(self, node: fx.Node) -> None:
-        if self.cursor is not None:
-            self.cursor.append(node)
-        elif self.first is not None and self.first is not node:
-            self.first.prepend(node)
+        (self.cursor or self.head).append(node)
         self.cursor = node
 
     def _place(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> fx.Node:
@@ -93,14 +90,15 @@ class Writer:
             if value.const is None:
                 raise AssertionError(f"{value!r} is used before it is made")
             value.origin = self.add_constant(value)
-        if value.origin.op == "get_attr" and value.origin not in self.hoisted and self.first is not None:
-            self.hoisted.add(value.origin)
-            if self.first is value.origin:
-                self.first = value.origin.next
-            else:
-                self.first.prepend(value.origin)
+        if value.origin.op == "get_attr" and value.origin not in self.hoisted:
+            self._hoist(value.origin)
         found: fx.Node = value.origin
         return found
+
+    def _hoist(self, constant: fx.Node) -> None:
+        self.hoisted.add(constant)
+        self.head.append(constant)
+        self.head = constant
 
     def _buffer(self, value: Value) -> fx.Node:
         assert value.const is not None
@@ -109,9 +107,8 @@ class Writer:
         owner = self.module.get_submodule(path)
         name = free_name(owner, leaf)
         owner.register_buffer(name, tensor)
-        with self.fx.inserting_before(self.first):
-            made = self.fx.get_attr(f"{path}.{name}" if path else name)
-        self.hoisted.add(made)
+        made = self.fx.get_attr(f"{path}.{name}" if path else name)
+        self._hoist(made)
         made.meta["val"] = self.fake(tensor)
         return made
 
@@ -308,10 +305,10 @@ def _strides(value: Any) -> Any:
     return [str(n) for n in value.stride()] if isinstance(value, torch.Tensor) else None
 
 
-def _first_after_inputs(graph: fx.Graph) -> fx.Node:
+def _last_input(graph: fx.Graph) -> fx.Node:
     """An unlifted program has its parameters (get_attr) before its inputs."""
-    inputs = graph.find_nodes(op="placeholder")
-    found: fx.Node = list(inputs)[-1].next if inputs else next(iter(graph.nodes))
+    inputs = list(graph.find_nodes(op="placeholder"))
+    found: fx.Node = inputs[-1] if inputs else graph._root
     return found
 
 
