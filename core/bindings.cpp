@@ -10,16 +10,19 @@
 
 #include <bit>
 #include <cstdint>
+#include <exception>
 #include <optional>
-#include <stdexcept>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "argument_error.h"
 #include "block_params.h"
 #include "engine.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "plan.h"
+#include "within.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -62,29 +65,18 @@ bs::Host host_of(int kind, int threads) {
   }
 }
 
-// Whether low <= v <= high for each of `count` integers, as unsigned differences: negative bounds
-// of signed integers work, and the bit patterns of positive floats are in order.
-template <class Unsigned>
-bool all_within(uintptr_t address, size_t count, int64_t low, int64_t high) {
-  const auto* values = reinterpret_cast<const Unsigned*>(address);
-  const auto first = Unsigned(low);
-  const auto span = Unsigned(Unsigned(high) - first);
-  bool beyond = false;
-  for (size_t i = 0; i < count; ++i) beyond |= Unsigned(values[i] - first) > span;
-  return !beyond;
-}
-
 bool within(uintptr_t address, size_t count, int width, int64_t low, int64_t high) {
   const Unlocked unlocked(int64_t(count) / 8);
+  const auto* values = reinterpret_cast<const void*>(address);
   switch (width) {
     case 1:
-      return all_within<uint8_t>(address, count, low, high);
+      return bs::all_within(values, count, uint8_t(low), uint8_t(high));
     case 2:
-      return all_within<uint16_t>(address, count, low, high);
+      return bs::all_within(values, count, uint16_t(low), uint16_t(high));
     case 4:
-      return all_within<uint32_t>(address, count, low, high);
+      return bs::all_within(values, count, uint32_t(low), uint32_t(high));
     default:
-      throw std::invalid_argument("width: 1, 2 or 4 bytes");
+      bs::refuse("width", int64_t{width}, "1, 2 or 4 bytes");
   }
 }
 
@@ -104,9 +96,22 @@ bs::Parameters parameters(const Stored& s) {
           s.tensor_scale_given, s.given};
 }
 
+// The core's refusals as those of the package.
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const bs::ArgumentError& error) {
+    const nb::object type = nb::module_::import_("blockscale.errors").attr("ArgumentError");
+    const nb::object value = std::visit([](const auto& v) { return nb::cast(v); }, error.value());
+    const nb::object raised = type(error.argument(), value, error.allowed());
+    PyErr_SetObject(type.ptr(), raised.ptr());
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::register_exception_translator(translate);
   // torch never lets go of the Python functions behind its operators, nor they of this module.
   nb::set_leak_warnings(false);
 

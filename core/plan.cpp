@@ -1,17 +1,18 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <cstdlib>
 
+#include "argument_error.h"
 #include "block_params.h"
+#include "half.h"
+#include "within.h"
 
 namespace bs {
 
 namespace {
 
 constexpr int64_t kLargest = (int64_t{1} << 59) - 1;  // elements; times 16 bits still an int64
-
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 template <size_t N>
 int index_of(const char* argument, const std::string& name, const char* const (&names)[N]) {
@@ -20,14 +21,14 @@ int index_of(const char* argument, const std::string& name, const char* const (&
     if (name == names[i]) return int(i);
     allowed += (i ? ", " : "") + std::string(names[i]);
   }
-  refuse(std::string(argument) + " = '" + name + "': allowed are " + allowed);
+  refuse(argument, name, "allowed are " + allowed);
 }
 
 int format_of(const char* argument, const std::string& name) {
   for (int i = 0; i < kFormatCount; ++i) {
     if (name == kFormats[i].name) return i;
   }
-  refuse(std::string(argument) + " = '" + name + "': not a row of FORMATS");
+  refuse(argument, name, "a row of FORMATS");
 }
 
 constexpr const char* kFamilies[] = {"mx", "affine", "tensor_scaled"};
@@ -37,9 +38,13 @@ constexpr const char* kRoundings[] = {"half_even",   "half_away",  "half_up",
                                       "toward_zero", "stochastic", "half_zero"};
 constexpr const char* kNonfinite[] = {"block", "pass", "nan_zero", "inf_large"};
 
+std::string between(int64_t low, int64_t high) {
+  return "from " + std::to_string(low) + " to " + std::to_string(high);
+}
+
 // A positive finite code of fp8_e4m3.
 uint8_t scale_code(const char* argument, int code) {
-  if (code < 0 || code > 126) refuse(std::string(argument) + ": must be 0 … 126");
+  if (code < 0 || code > 126) refuse(argument, int64_t{code}, "from 0 to 126");
   return uint8_t(code);
 }
 
@@ -48,7 +53,7 @@ void check_consistent(const Numbers& n) {
   const Format& scale = n.scale_format();
   const bool fixed = element.kind == Kind::kFixed;
   const bool small = element.bits <= 16 && element.kind != Kind::kExponent && n.element < k_f32;
-  if (!small) refuse(std::string("element = '") + element.name + "': not an element format");
+  if (!small) refuse("element", element.name, "an element format");
   bool fits = false;
   const int rule = int(n.rule);
   switch (n.family) {
@@ -64,65 +69,107 @@ void check_consistent(const Numbers& n) {
       break;
   }
   if (!fits) {
-    refuse(std::string("element '") + element.name + "', scale '" + scale.name +
-           "' and the rule do not go together");
+    refuse("scale", scale.name,
+           std::string("one that goes with element '") + element.name + "' and rule '" +
+               kRules[rule] + "'");
   }
-  if (n.zero_point && !(n.family == Family::kAffine && fixed))
-    refuse("zero_point: integers have one");
-  if (n.int_low < -128 || n.int_low > 0) refuse("int_low: must be -128 … 0");
+  if (n.zero_point && !(n.family == Family::kAffine && fixed)) {
+    refuse("zero_point", int64_t{1}, std::string("0: '") + element.name + "' has no zero points");
+  }
+  if (n.int_low < -128 || n.int_low > 0) refuse("int_low", int64_t{n.int_low}, "from -128 to 0");
   if (fixed && n.element != k_mxint8) {
-    const bool range = element.min_code <= n.quant_min && n.quant_min < n.quant_max &&
-                       n.quant_max <= element.max_code;
-    if (!range) refuse("quant_min, quant_max: out of the range of the element");
+    if (n.quant_min < element.min_code || n.quant_min >= n.quant_max) {
+      refuse("quant_min", int64_t{n.quant_min},
+             between(element.min_code, int64_t{n.quant_max} - 1) + ", below quant_max");
+    }
+    if (n.quant_max > element.max_code) {
+      refuse("quant_max", int64_t{n.quant_max}, between(n.quant_min, element.max_code));
+    }
   }
 }
 
-size_t bytes_of(int64_t elements, int type) {
-  return size_t(elements) * size_t(kElementSize[type]);
-}
-
-void check_type(const char* argument, int type) {
-  if (type < 0 || type > 2) refuse(std::string(argument) + ": the type must be 0 (f32), 1 or 2");
+void check_address(const std::string& argument, const unsigned char* data, size_t alignment) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  if (address % alignment != 0) {
+    refuse(argument + " address", int64_t(address),
+           "a multiple of " + std::to_string(alignment) + ", the size of an element");
+  }
 }
 
 // The elements that shape and strides reach must lie inside the memory.
-void check_tensor(const char* argument, const Tensor& t, const std::vector<int64_t>& shape,
+void check_tensor(const std::string& argument, const Tensor& t, const std::vector<int64_t>& shape,
                   int64_t size) {
-  check_type(argument, t.type);
+  if (t.type < 0 || t.type > 2) {
+    refuse(argument + " type", int64_t{t.type}, "0 (f32), 1 (bf16) or 2 (f16)");
+  }
   int64_t last = size - 1;
   if (!t.strides.empty()) {
-    if (t.strides.size() != shape.size()) refuse(std::string(argument) + ": a stride a dimension");
+    if (t.strides.size() != shape.size()) {
+      refuse(argument + " strides", std::to_string(t.strides.size()) + " of them",
+             "one for each of " + std::to_string(shape.size()) + " dimensions");
+    }
     last = 0;
     for (size_t i = 0; i < shape.size(); ++i) {
       const int64_t stride = t.strides[i];
-      if (stride < 0 || stride > kLargest) {
-        refuse(std::string(argument) + ": stride " + std::to_string(stride) + " must be 0 … 2^59");
-      }
       const int64_t steps = std::max<int64_t>(shape[i], 1) - 1;
-      if (stride > 0 && steps > (kLargest - last) / stride) {
-        refuse(std::string(argument) + ": strides reach too far");
+      if (stride < 0 || stride > kLargest || (stride > 0 && steps > (kLargest - last) / stride)) {
+        refuse(argument + " stride", stride, "0 or more, and all together reaching below 2^59");
       }
       last += stride * steps;
     }
   }
   if (size == 0) return;
-  if (t.memory.data == nullptr || bytes_of(last + 1, t.type) > t.memory.bytes) {
-    refuse(std::string(argument) + ": needs " + std::to_string(bytes_of(last + 1, t.type)) +
-           " bytes, has " + std::to_string(t.memory.bytes));
+  const size_t bytes = size_t(last + 1) * size_t(kElementSize[t.type]);
+  if (t.memory.data == nullptr) refuse(argument + " address", int64_t{0}, "that of memory");
+  if (bytes > t.memory.bytes) {
+    refuse(argument + " bytes", int64_t(t.memory.bytes), "at least " + std::to_string(bytes));
   }
-  if (reinterpret_cast<uintptr_t>(t.memory.data) % uintptr_t(kElementSize[t.type]) != 0) {
-    refuse(std::string(argument) + ": memory is not aligned to its elements");
+  check_address(argument, t.memory.data, size_t(kElementSize[t.type]));
+}
+
+void check_memory(const std::string& argument, const Memory& m, size_t bytes, size_t alignment) {
+  if (m.bytes != bytes) {
+    refuse(argument + " bytes", int64_t(m.bytes), "exactly " + std::to_string(bytes));
+  }
+  if (bytes != 0 && m.data == nullptr) refuse(argument + " address", int64_t{0}, "that of memory");
+  check_address(argument, m.data, alignment);
+}
+
+// Bit patterns of stored scales: positive and finite.
+template <class Bits, class ToFloat>
+void check_positive(const Memory& scales, Bits infinity, ToFloat to_float) {
+  const auto* all = reinterpret_cast<const Bits*>(scales.data);
+  const size_t count = scales.bytes / sizeof(Bits);
+  if (all_within<Bits>(all, count, 1, Bits(infinity - 1))) return;
+  const auto* bad = std::find_if_not(
+      all, all + count, [&](Bits bits) { return is_within<Bits>(bits, 1, Bits(infinity - 1)); });
+  refuse("scale", double{to_float(*bad)}, "positive and finite, every one");
+}
+
+void check_scale_values(const Numbers& n, const Memory& scales) {
+  switch (n.scale) {
+    case k_f32:
+      return check_positive<uint32_t>(scales, kInfBits, float_of);
+    case k_bf16:
+      return check_positive<uint16_t>(scales, 0x7f80, bfloat_to_float);
+    case k_f16:
+      return check_positive<uint16_t>(scales, 0x7c00, half_to_float);
+    case k_fp8_e4m3:
+      if (!all_within<uint8_t>(scales.data, scales.bytes, 0, 0x7f)) {
+        refuse("scale", "a negative fp8_e4m3 code", "from 0x00 to 0x7f, where 0x7f is NaN");
+      }
+      return;
+    default:
+      return;  // every code of e8m0 is a scale
   }
 }
 
-void check_memory(const char* argument, const Memory& m, size_t bytes, size_t alignment) {
-  if (m.bytes != bytes || (bytes != 0 && m.data == nullptr)) {
-    refuse(std::string(argument) + ": needs exactly " + std::to_string(bytes) + " bytes, has " +
-           std::to_string(m.bytes));
-  }
-  if (reinterpret_cast<uintptr_t>(m.data) % alignment != 0) {
-    refuse(std::string(argument) + ": memory is not aligned to its elements");
-  }
+void check_zero_point_values(const Numbers& n, const int32_t* zeros, size_t count) {
+  const auto low = uint32_t(n.quant_min), high = uint32_t(n.quant_max);
+  if (all_within<uint32_t>(zeros, count, low, high)) return;
+  const auto* bad = std::find_if_not(
+      zeros, zeros + count, [&](int32_t zero) { return is_within(uint32_t(zero), low, high); });
+  refuse("zero_point", int64_t{*bad}, between(n.quant_min, n.quant_max));
 }
 
 bool overlap(const Memory& a, const Memory& b) {
@@ -158,13 +205,19 @@ Numbers numbers_of(const NumberNames& names) {
 
 Plan::Plan(const Numbers& numbers, std::vector<int64_t> shape, std::vector<int64_t> block)
     : numbers_(numbers), shape_(std::move(shape)), block_(std::move(block)) {
-  if (shape_.size() > size_t(kMaxRank)) refuse("shape: at most 64 dimensions");
-  if (shape_.size() != block_.size()) refuse("block: one entry a dimension");
+  if (shape_.size() > size_t(kMaxRank)) {
+    refuse("shape", std::to_string(shape_.size()) + " dimensions",
+           "at most " + std::to_string(kMaxRank));
+  }
+  if (shape_.size() != block_.size()) {
+    refuse("block", std::to_string(block_.size()) + " entries",
+           "one for each of " + std::to_string(shape_.size()) + " dimensions");
+  }
   for (size_t i = 0; i < shape_.size(); ++i) {
-    if (shape_[i] < 0) refuse("shape: no dimension below 0");
-    if (block_[i] < 0) refuse("block: positive, or 0 for a whole dimension");
+    if (shape_[i] < 0) refuse("shape", shape_[i], "no dimension below 0");
+    if (block_[i] < 0) refuse("block", block_[i], "positive, or 0 for a whole dimension");
     const int64_t n = std::max<int64_t>(shape_[i], 1);
-    if (n > kLargest / size_) refuse("shape: fewer than 2^59 elements");
+    if (n > kLargest / size_) refuse("shape", shape_[i], "fewer than 2^59 elements in all");
     size_ *= n;
   }
   for (size_t i = 0; i < shape_.size(); ++i) {
@@ -186,23 +239,32 @@ size_t Plan::scale_bytes() const { return size_t(scale_count_) * scale_size(numb
 
 Job Plan::job(const Parameters& params, bool need_scales) const {
   if (kernels() == nullptr) {
-    refuse("BLOCKSCALE_ISA: this machine has " + std::string(available_isas()));
+    const char* asked = std::getenv("BLOCKSCALE_ISA");
+    refuse("BLOCKSCALE_ISA", asked ? asked : "", std::string("one of ") + available_isas());
   }
   Job job;
   job.numbers = numbers_;
   job.scales = params.given ? Scales::kGiven : Scales::kChosen;
   job.tensor_scale_given = params.tensor_scale_given;
   job.params.tensor_scale = params.tensor_scale;
-  if (params.given && !numbers_.has_codes) refuse("scale: this dialect has no stored scales");
+  if (params.given && !numbers_.has_codes) {
+    refuse("scale", "given", "none: this dialect has no stored scales");
+  }
   if (params.given || need_scales) {
     const auto size = scale_size(numbers_);
     check_memory("scale", params.scales, scale_bytes(), size);
     job.params.scales = params.scales.data;
+    if (params.given) check_scale_values(numbers_, params.scales);
     if (numbers_.zero_point) {
-      const size_t bytes = size_t(scale_count_) * sizeof(int32_t);
-      check_memory("zero_point", params.zero_points, bytes, alignof(int32_t));
+      const size_t count = size_t(scale_count_);
+      check_memory("zero_point", params.zero_points, count * sizeof(int32_t), alignof(int32_t));
       job.params.zero_points = reinterpret_cast<int32_t*>(params.zero_points.data);
+      if (params.given) check_zero_point_values(numbers_, job.params.zero_points, count);
     }
+  }
+  if (numbers_.family == Family::kTensorScaled && (params.given || params.tensor_scale_given) &&
+      !is_within(bits_of(params.tensor_scale), 1u, kInfBits - 1)) {
+    refuse("tensor_scale", double{params.tensor_scale}, "positive and finite");
   }
   return job;
 }
@@ -211,9 +273,13 @@ void Plan::fake_quantize(const Tensor& x, const Tensor& y, const Parameters& par
                          const Host& host) const {
   check_tensor("x", x, shape_, size_);
   check_tensor("out", y, shape_, size_);
-  if (x.type != y.type) refuse("out: must have the type of x");
+  if (x.type != y.type) {
+    refuse("out type", int64_t{y.type}, std::to_string(x.type) + ", that of x");
+  }
   const bool same = x.memory.data == y.memory.data && x.strides == y.strides;
-  if (!same && overlap(x.memory, y.memory)) refuse("out: overlaps x without being x");
+  if (!same && overlap(x.memory, y.memory)) {
+    refuse("out", "overlaps x", "x itself, or memory of its own");
+  }
   Job job = this->job(params, false);
   job.geometry = x.strides.empty() && y.strides.empty()
                      ? dense_
@@ -231,11 +297,11 @@ void Plan::fake_quantize(const Tensor& x, const Tensor& y, const Parameters& par
 
 float Plan::quantize(const Tensor& x, const Memory& codes, const Parameters& params, uint64_t seed,
                      const Host& host) const {
-  if (!numbers_.has_codes) refuse("dialect: it has no codes, it only fake-quantizes");
+  if (!numbers_.has_codes) refuse("dialect", "one without codes", "it only fake-quantizes");
   check_tensor("x", x, shape_, size_);
   const size_t alignment = numbers_.element_format().stored_bits() == 16 ? 2 : 1;
   check_memory("codes", codes, code_bytes_, alignment);
-  if (overlap(x.memory, codes)) refuse("codes: overlap x");
+  if (overlap(x.memory, codes)) refuse("codes", "overlap x", "memory of their own");
   Job job = this->job(params, true);
   const int bits = numbers_.element_format().stored_bits();
   job.geometry =
@@ -249,8 +315,8 @@ float Plan::quantize(const Tensor& x, const Memory& codes, const Parameters& par
 
 float Plan::choose_params(const Tensor& x, const Parameters& params, const Host& host) const {
   check_tensor("x", x, shape_, size_);
-  if (params.given) refuse("choose_params: chooses, and is given");
-  if (!numbers_.has_codes) refuse("dialect: it has no stored scales");
+  if (params.given) refuse("scale", "given", "room for the chosen ones");
+  if (!numbers_.has_codes) refuse("dialect", "one without codes", "it has no stored scales");
   Job job = this->job(params, true);
   job.geometry = x.strides.empty() ? dense_ : Geometry::make(shape_, block_, x.strides, {}, 1, 0);
   job.x = x.memory.data;
@@ -260,11 +326,11 @@ float Plan::choose_params(const Tensor& x, const Parameters& params, const Host&
 
 void Plan::dequantize(const Memory& codes, const Tensor& y, const Parameters& params,
                       const Host& host) const {
-  if (!params.given) refuse("scale: needed to decode");
+  if (!params.given) refuse("scale", "not given", "needed to decode");
   const int bits = numbers_.element_format().stored_bits();
   check_memory("codes", codes, code_bytes_, bits == 16 ? 2 : 1);
   check_tensor("out", y, shape_, size_);
-  if (overlap(y.memory, codes)) refuse("out: overlaps codes");
+  if (overlap(y.memory, codes)) refuse("out", "overlaps codes", "memory of its own");
   Job job = this->job(params, true);
   // Codes are the input here: the strides in bits are those of x.
   std::vector<int64_t> code_strides(shape_.size());

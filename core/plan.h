@@ -1,5 +1,5 @@
 // The front of the core: numbers by name, a layout, and calls that check every size before they
-// touch memory. Errors are std::invalid_argument with the argument, its value and what is allowed.
+// touch memory. Errors are ArgumentError: the argument, its value and what is allowed.
 #pragma once
 
 #include <cstddef>

@@ -19,6 +19,7 @@ from blockscale.errors import (
     DtypeError,
     OutError,
     ScaleError,
+    ShapeError,
     UnknownNameError,
 )
 
@@ -165,7 +166,22 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: bs.fake_quantize(X, "uint8", scale=0.5), ScaleError, "zero_point"),
     (lambda: bs.fake_quantize(X, "uint8", scale=0.5, zero_point=1.5), ScaleError, "an integer"),
     (lambda: bs.fake_quantize(X, "uint8", scale=0.5, zero_point=1000), ScaleError, "from 0 to 255"),
-    (lambda: bs.quantize(X, "nvfp4", tensor_scale="a"), DtypeError, "tensor_scale"),
+    (lambda: bs.quantize(X, "nvfp4", tensor_scale="1"), DtypeError, "tensor_scale"),
+    (lambda: bs.quantize(X, "nvfp4", tensor_scale=True), DtypeError, "tensor_scale .* of a bool"),
+    (lambda: bs.fake_quantize(X, "int8", scale=True), DtypeError, "scale .* of a bool"),
+    (lambda: bs.fake_quantize(X, "uint8", scale=0.5, zero_point=True), DtypeError, "zero_point .* bool"),
+    (lambda: bs.fake_quantize(X, "mxfp4", rounding="stochastic", seed=True), ArgumentError, "seed = True"),
+    (lambda: bs.fake_quantize(X, "mxfp4", rule=["floor"]), UnknownNameError, "allowed are floor"),  # type: ignore[arg-type]
+    (lambda: bs.fake_quantize(X, "mxfp4", axis={}), AxisError, "a tuple of integers"),  # type: ignore[arg-type]
+    (lambda: bs.fake_quantize(X, "int4-g" + "9" * 5000), UnknownNameError, "allowed are"),
+    (lambda: bs.fake_quantize(X, "nvfp4", scale=np.full((4, 4), 0x81, np.uint8), tensor_scale=1.0),
+     ScaleError, "from 0x00 to 0x7F"),
+    (lambda: bs.quantize(X, "mxfp4").dequantize("f16", out=np.empty_like(X)), OutError, "f16, as asked"),
+    (lambda: bs.quantize(X, "mxfp4")[::0], ArgumentError, "cannot be zero"),
+    (lambda: bs.quantize(X, "mxfp4")["a":], ArgumentError, "index"),  # type: ignore[misc]
+    (lambda: bs.Layout("mxfp4", (4, 64), (1, 32)), ArgumentError, "scheme_named"),  # type: ignore[arg-type]
+    (lambda: bs.Layout(bs.Scheme(element="fp4_e2m1"), (4.0, 64), (1, 32)), ShapeError, "integers"),  # type: ignore[arg-type]
+    (lambda: bs.Layout(bs.Scheme(element="fp4_e2m1"), (1,) * 65, (1,) * 65), ShapeError, "at most 64"),
     (lambda: bs.quantize(X, "nvfp4", tensor_scale=-1.0), ScaleError, "positive"),
     (lambda: bs.quantize(X, "mxfp4", tensor_scale=1.0), ScaleError, "only NVFP4"),
     (lambda: bs.quantize(X, "mxfp4", dialect="quark"), CombinationError, "fake_quantize"),
@@ -200,3 +216,5 @@ def test_libraries_are_not_mixed() -> None:
         bs.fake_quantize(x, "mxfp4", out=X)
     with pytest.raises(OutError, match="torch tensor"):
         bs.quantize(x, "mxfp4").dequantize(out=X)
+    with pytest.raises(ArgumentError, match="seed = None"):
+        bs.fake_quantize(x, "mxfp4", rounding="stochastic", seed=None)  # type: ignore[arg-type]

@@ -219,6 +219,26 @@ def rebuilt(q: QuantizedTensor, **changes: Any) -> QuantizedTensor:
     return replace(q, **changes)
 
 
+def test_a_single_element_without_dimensions() -> None:
+    for name in ("mxfp4", "mxfp6", "nvfp4", "int8-token", "uint4-g4"):
+        q = made(layout_named(name, (1,)))
+        for one in (q[0], q.reshape(())):
+            assert one.shape == () and one.codes.shape == ()
+            assert values(one) == values(q)[0]
+            assert one.dequantize() == values(one)
+
+
+def test_wrong_libraries() -> None:
+    q = made(layout_named("mxfp4", (2, 32)))
+    parts: dict[str, Any] = {"codes": q.codes, "scales": q.scales, "layout": q.layout}
+    for name, wrong in (("codes", [0]), ("codes", None), ("scales", [127]), ("scales", None),
+                        ("tensor_scale", 1.0), ("zero_points", [0])):  # fmt: skip
+        with pytest.raises(DtypeError, match=name):
+            QuantizedTensor(**parts | {name: wrong})
+    with pytest.raises(ArgumentError, match="layout = 'mxfp4'"):
+        QuantizedTensor(**parts | {"layout": "mxfp4"})
+
+
 def test_wrong_codes() -> None:
     q = made(layout_named("mxfp4", (4, 5)))
     with pytest.raises(CodesError, match=r"\(4, 3\) for shape \(4, 5\)"):

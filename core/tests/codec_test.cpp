@@ -28,8 +28,8 @@ long failed = 0;
 
 std::string shown(const Ints& values) {
   std::ostringstream text;
-  for (size_t i = 0; i < values.size(); ++i) text << (i ? "," : "") << values[i];
-  return "[" + text.str() + "]";
+  for (size_t i = 0; i < values.size(); ++i) text << (i ? "," : "[") << values[i];
+  return text.str() + (values.empty() ? "[]" : "]");
 }
 
 // Strides.

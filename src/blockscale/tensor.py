@@ -50,7 +50,20 @@ class QuantizedTensor:
     layout: Layout
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layout, Layout):
+            raise ArgumentError("layout", self.layout, "a Layout: `bind(scheme, shape)` makes one")
+        self._check_libraries()
         check_stored(self.layout, self.codes, self.scales, self.zero_points, self.tensor_scale)
+
+    def _check_libraries(self) -> None:
+        library = library_of(self.codes)
+        if library is None:
+            raise DtypeError("codes", f"of a {type(self.codes).__name__}", "a numpy array or a torch tensor")
+        for name in ("scales", "zero_points", "tensor_scale"):
+            given = getattr(self, name)
+            of = "numpy" if isinstance(given, np.generic) else library_of(given)
+            if of != library and not (given is None and name != "scales"):
+                raise DtypeError(name, f"of a {type(given).__name__}", f"of {library}, as the codes are")
 
     @staticmethod
     def of(layout: Layout, codes: Array, params: Params) -> QuantizedTensor:
@@ -107,10 +120,9 @@ class QuantizedTensor:
         An array of numpy for codes of numpy, a tensor for those of torch.
         """
         wanted = "f32" if dtype is None else tensor_format(dtype)
-        decode = _DECODERS.get(library_of(self.codes) or "")
-        if decode is None:
-            raise DtypeError("codes", type(self.codes).__name__, "a numpy array or a torch tensor")
-        return decode(self, wanted, out)
+        if dtype is not None and out is not None and tensor_format(getattr(out, "dtype", out)) != wanted:
+            raise OutError("out dtype", getattr(out, "dtype", None), f"{dtype}, as asked")
+        return _DECODERS[library_of(self.codes) or ""](self, wanted, out)
 
     # ------------------------------------------------------------------------------------- moves
 
@@ -343,7 +355,10 @@ def _picks(entry: Any, axis: int, n: int) -> list[Move]:
         if not -n <= i < n:
             raise ArgumentError("index", i, f"from {-n} to {n - 1} in dimension {axis}")
         return [Slice(axis, i % n, i % n + 1)] if n > 1 else []
-    found = range(n)[entry]
+    try:
+        found = range(n)[entry]
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("index", entry, str(error)) from None
     if found == range(n):
         return []
     if not found:

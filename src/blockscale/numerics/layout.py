@@ -7,12 +7,13 @@ scale_shape[i] = 1 if block[i] == 0 else ceil(shape[i] / block[i])
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from blockscale.errors import AxisError, BlockError, ScaleError, ShapeError, SizeError
+from blockscale.errors import ArgumentError, AxisError, BlockError, ScaleError, ShapeError, SizeError
 from blockscale.numerics.scheme import Numbers, Scheme, scheme_named
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from blockscale.numerics.moves import Move
     from blockscale.numerics.through import Refused
 
+MOST_DIMENSIONS = 64  # as in numpy, and in the core
 LARGEST = (1 << 62) - 1  # elements × bytes stay below 2^63 on every path
 
 
@@ -36,9 +38,14 @@ class Layout:
     block: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.numbers, Numbers):
+            raise ArgumentError("numbers", self.numbers, "Numbers, or a Scheme: `scheme_named` makes one")
         object.__setattr__(self, "numbers", self.numbers.numbers)
         object.__setattr__(self, "shape", checked_shape(self.shape))
-        object.__setattr__(self, "block", tuple(int(b) for b in self.block))
+        try:
+            object.__setattr__(self, "block", tuple(map(operator.index, self.block)))
+        except TypeError:
+            raise BlockError("block", self.block, "integers: positive, or 0 for a whole dimension") from None
         if len(self.block) != len(self.shape):
             raise BlockError("block", self.block, f"one entry a dimension of shape {self.shape}")
         for b in self.block:
@@ -136,7 +143,12 @@ class Layout:
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    dims = tuple(int(n) for n in shape)
+    try:
+        dims = tuple(map(operator.index, shape))
+    except TypeError:
+        raise ShapeError("shape", shape, "integers from 0") from None
+    if len(dims) > MOST_DIMENSIONS:
+        raise ShapeError("shape", f"{len(dims)} dimensions", f"at most {MOST_DIMENSIONS}")
     if any(n < 0 for n in dims):
         raise ShapeError("shape", dims, "no dimension below 0")
     if math.prod(max(n, 1) for n in dims) > LARGEST // 8:

@@ -28,6 +28,12 @@ from blockscale.errors import (
 )
 from blockscale.numerics.arrays import TENSOR_DTYPES
 from blockscale.numerics.arrays import Array as AnyArray
+from blockscale.numerics.invariants import (
+    check_scales,
+    check_tensor_scale,
+    check_zero_points,
+    scale_dtype,
+)
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers
 
@@ -99,12 +105,8 @@ def require_isa() -> None:
         )
 
 
-def scale_dtype(numbers: Numbers) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if numbers.scale_format.bits == 8 else TENSOR_DTYPES[numbers.scale]
-
-
 def checked_seed(seed: int) -> int:
-    if not hasattr(seed, "__index__"):
+    if not hasattr(seed, "__index__") or isinstance(seed, bool):
         raise ArgumentError("seed", seed, "an integer from 0 to 2^64 - 1")
     seed = operator.index(seed)
     if not 0 <= seed < 1 << 64:
@@ -213,47 +215,10 @@ def check_codes(codes: Array, layout: Layout) -> None:
 
 
 def check_params(params: Stored, layout: Layout) -> None:
-    """Scales and zero points of the right dtype, shape and values, or a ScaleError."""
-    numbers = layout.numbers
-    scales = params.scales
-    if scales.shape != layout.scale_shape:
-        raise ScaleError(
-            "scale shape", scales.shape,
-            f"{layout.scale_shape} for shape {layout.shape} in blocks of {layout.block}",
-        )  # fmt: skip
-    if scales.dtype != scale_dtype(numbers):
-        raise DtypeError("scale", scales.dtype, f"{scale_dtype(numbers)} for {numbers.scale} scales")
-    if numbers.family == "affine":
-        values = scales.astype(np.float32)
-        bad = ~(np.isfinite(values) & (values > 0))
-        if bad.any():
-            raise ScaleError("scale", float(values[bad][0]), "positive and finite, every one")
-    check_zero_points(params.zero_points, layout)
-    if (params.tensor_scale is not None) != numbers.tensor_scale:
-        raise ScaleError("tensor_scale", params.tensor_scale, "given for NVFP4, and only for it")
-    if params.tensor_scale is not None:
-        checked_tensor_scale(float(params.tensor_scale), layout)
-
-
-def check_zero_points(zeros: Array | None, layout: Layout) -> None:
-    numbers = layout.numbers
-    if (zeros is not None) != numbers.zero_point:
-        allowed = (
-            f"given with the scale, for {numbers.element}"
-            if numbers.zero_point
-            else f"None: {numbers.element} has none here"
-        )
-        raise ScaleError("zero_point", zeros, allowed)
-    if zeros is None:
-        return
-    if zeros.dtype != np.int32:
-        raise DtypeError("zero_point", zeros.dtype, "int32")
-    if zeros.shape != layout.scale_shape:
-        raise ScaleError("zero_point shape", zeros.shape, f"that of the scale, {layout.scale_shape}")
-    low, high = numbers.quant_min, numbers.quant_max
-    bad = (zeros < low) | (zeros > high)
-    if bad.any():
-        raise ScaleError("zero_point", int(zeros[bad][0]), f"from {low} to {high}")
+    """Scales, zero points and tensor scale of the right dtype, shape and values, or an error."""
+    check_scales(layout, params.scales)
+    check_zero_points(layout, params.zero_points)
+    check_tensor_scale(layout, params.tensor_scale)
 
 
 def checked_tensor_scale(value: float, layout: Layout) -> float:

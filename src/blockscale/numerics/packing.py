@@ -41,4 +41,4 @@ def unpack(stored: Codes, element: Format, length: int) -> Codes:
 
 
 def _byte(codes: Codes, mask: int) -> Codes:
-    return (codes.astype(np.int64) & mask).astype(np.uint8)
+    return np.asarray(codes.astype(np.int64) & mask).astype(np.uint8)  # of rank 0 an array too, no scalar

@@ -259,7 +259,7 @@ PRESETS = (
     "int8", "int8-channel", "int8-token", "int4-g32", "int4-g64", "int4-g128", "uint8", "uint4-g32",
 )  # fmt: skip
 
-_PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g(?P<group>\d+)))?$")
+_PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g(?P<group>[0-9]{1,18})))?$")
 
 
 def _unknown_format(name: str) -> UnknownNameError:
@@ -279,10 +279,14 @@ def numbers_named(text: str) -> Numbers:
         raise _unknown_format(base)
     arguments = dict(_BASES[base])
     known = {field.name for field in fields(Numbers)}
+    given: set[str] = set()
     for setting in settings:
         key, _, value = setting.partition("=")
         if key not in known:
             raise UnknownNameError(f"setting of {text!r}", key, sorted(known))
+        if key in given:
+            raise CombinationError(f"{text!r}: {key} twice")
+        given.add(key)
         arguments[key] = _read(key, value)
     return Numbers(**arguments)
 

@@ -51,6 +51,9 @@ class Entry:
 def read_header(path: Path) -> tuple[list[Entry], dict[str, str]]:
     """Tensors in the order of their data, and the metadata; FileError says what is wrong."""
     try:
+        if path.exists() and not path.is_dir() and not path.is_file():
+            # Opening a pipe may wait for ever.
+            _refuse(path, "a pipe or a device; only files on a disk are read")
         with path.open("rb") as file:
             total = file.seek(0, 2)
             file.seek(0)

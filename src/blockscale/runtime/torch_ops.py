@@ -113,7 +113,7 @@ def _given(
 
 def _scalar(value: object, x: Tensor) -> Tensor:
     """A number as float32 tensor; whether it is a scale is checked by the operator."""
-    if not isinstance(value, int | float | np.generic | np.ndarray):
+    if not isinstance(value, int | float | np.generic | np.ndarray) or isinstance(value, bool):
         raise DtypeError("tensor_scale", f"of a {type(value).__name__}", "a number or a tensor of shape ()")
     if isinstance(value, int) and abs(value) >= 1 << 128:
         raise ScaleError("tensor_scale", value, "positive and finite in float32")
@@ -127,5 +127,5 @@ def _stored(layout: Layout | Scheme, scales: Tensor, zeros: Tensor, t: Tensor) -
 
 def _signed(seed: int) -> int:
     """Schemas have signed integers: the same 64 bits."""
-    seed = checked_seed(seed) if seed else 0
+    seed = checked_seed(seed)
     return seed - (1 << 64) if seed >= 1 << 63 else seed
