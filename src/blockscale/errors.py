@@ -15,6 +15,7 @@ BlockscaleError
 ├── MoveError (ValueError)         a reshape, slice, … that the scales cannot follow
 ├── RecipeError (ValueError)       a recipe that does not fit the model
 ├── CalibrationError (ValueError)  calibration data that is missing, not finite or does not fit
+├── ExportError (RuntimeError)     a model that torch.export cannot trace
 ├── GraphError (RuntimeError)      a graph that is not sound: a rule of graph/invariants.py does not hold
 ├── FileError (ValueError)         a file that cannot be read as what it claims to be
 └── InstallationError (RuntimeError)  something this machine or installation lacks
@@ -104,6 +105,10 @@ class RecipeError(BlockscaleError, ValueError):
 
 class CalibrationError(BlockscaleError, ValueError):
     """Calibration data is missing, not finite, or its shape does not fit the scales."""
+
+
+class ExportError(BlockscaleError, RuntimeError):
+    """A module that torch.export cannot trace; the message has the line of it and the way out."""
 
 
 class GraphError(BlockscaleError, RuntimeError):

@@ -11,10 +11,7 @@ rules:
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import MISSING, fields
 from os import PathLike, fspath
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any
 import yaml
 
 from blockscale.errors import BlockscaleError, FileError, RecipeError, UnknownNameError
+from blockscale.files import written_whole
 from blockscale.numerics.scheme import Scheme
 from blockscale.recipe_presets import preset_rules
 from blockscale.recipe_rules import RULE_KEYS, Rule
@@ -133,28 +131,9 @@ def written(name: str, rules: tuple[Rule, ...]) -> str:
 
 
 def write(text: str, path: str | PathLike[str]) -> None:
-    """The whole file or none: whoever reads it meets the old recipe or the new one."""
-    target = Path(path)
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-    except (OSError, ValueError) as error:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise FileError(f"{target}: cannot be written: {error}") from error
-
-
-def _mode(target: Path) -> int:
-    """Permissions as `open` would leave them."""
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    """The whole file or none."""
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _rule_data(rule: Rule) -> dict[str, Any]:

@@ -22,10 +22,12 @@ from blockscale.graph.fx import snapshot
 from blockscale.graph.fx_program import commit
 from blockscale.graph.overlay import Graph
 from blockscale.numerics.layout import bind
+from blockscale.numerics.moves import Move
 from blockscale.numerics.scheme import Scheme, scheme_named
 from blockscale.passes import cse, lift, sink
 from blockscale.passes.log import Log, counts
 from numerics.moving import tensor
+from passes.fx_moves import moved
 from runtime.torch_cases import equal
 
 ours = torch.ops.blockscale
@@ -68,6 +70,10 @@ class Builder:
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = value
         return node
+
+    def move(self, x: Any, move: Move) -> Any:
+        """Of one node, or of a list for Cat; a list of nodes for Split."""
+        return moved(self, x, move)
 
     def size(self, x: fx.Node, dim: int) -> Any:
         """The size as an argument: a number, or a node that reads it."""

@@ -31,7 +31,15 @@ def to_numpy(a: Tensor) -> Array:
 
 def equal(a: Tensor, b: Tensor) -> bool:
     """The same dtype, shape and bits; any NaN equals any other."""
-    return a.dtype is b.dtype and bool(same_bits(to_numpy(a), to_numpy(b)).all())
+    if a.dtype is not b.dtype:
+        return False
+    if a.dtype.is_floating_point and a.element_size() > 1:
+        return bool(same_bits(to_numpy(a), to_numpy(b)).all())
+    return a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(a: Tensor) -> Tensor:
+    return a.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def disordered(x: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -31,7 +31,7 @@ class Facts:
         qualified = overload.name()  # type: ignore[no-untyped-call]
         schema, tags = overload._schema, overload.tags
         self.names = [a.name for a in schema.arguments]
-        self.defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self.defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.fresh_sizes = bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
@@ -43,6 +43,20 @@ class Facts:
         )
         self.strides = "as_strided" in self.name or "_reshape_alias" in self.name
         self.pure = not self.writes and bool(schema.returns) and "sym_constrain" not in self.name
+
+
+# c10::ScalarType in order: schemas hold the default of a dtype argument as its number.
+_DTYPES = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
+    torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8,
+    torch.qint32, torch.bfloat16,
+)  # fmt: skip
+
+
+def _default(argument: Any) -> Any:
+    value = argument.default_value
+    is_dtype = str(argument.real_type) == "ScalarType" and isinstance(value, int)
+    return _DTYPES[value] if is_dtype and value < len(_DTYPES) else value
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,8 @@ from blockscale.graph.overlay import Graph
 _ADAPTERS = {
     "torch.fx.graph_module.GraphModule": "fx_program",
     "torch.export.exported_program.ExportedProgram": "fx_program",
-    "onnx_ir._core.Model": "onnx",
+    "onnx_ir.Model": "onnx",
+    "onnx_ir._core.Model": "onnx",  # before version 1
 }
 
 

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from blockscale.graph.onnx_quantizers import CUSTOM
 
-
 _NEWEST = 1 << 16  # whatever version is the last
 
 

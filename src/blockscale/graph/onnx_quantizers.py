@@ -136,7 +136,8 @@ def _quantize_linear(a: Args) -> Read:
     if numbers.element_format.is_float:
         why = why or "NaN has a code of its own"
     return "quantize", ("x", "y_scale", "y_zero_point"), Quant(
-        numbers, block, False, form, say=say, identity=(dtype, precision), foreign=_foreign(why, dtype, numbers)
+        numbers, block, False, form, say=say, identity=(dtype, precision),
+        foreign=_foreign(why, dtype, numbers),
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def is_missing(graph: ir.Graph) -> bool:
 
 def inferred(model: ir.Model) -> dict[tuple[int, ...], Known]:
     """For each graph, by its path of (node, attribute number, …) from the main one; empty if it cannot be."""
-    proto = ir.serde.serialize_model(_without_weights(model))
+    proto = ir.serde.serialize_model(without_weights(model))
     try:
         proto = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
     except onnx.shape_inference.InferenceError:
@@ -65,8 +65,8 @@ def _graphs(graph: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...]
             yield from _graphs(body, (*path, i, j))
 
 
-def _without_weights(model: ir.Model) -> ir.Model:
-    """A copy in which contents of large constants are only said to lie elsewhere, and quantizers are known."""
+def without_weights(model: ir.Model) -> ir.Model:
+    """A copy whose large constants are only said to lie elsewhere, and whose quantizers are Identity."""
     copy = model.clone()
     for graph in (copy.graph, *copy.graph.subgraphs()):
         for value in graph.initializers.values():
@@ -87,7 +87,8 @@ def _light(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     if tensor.dtype == ir.DataType.STRING:
         return tensor
     if tensor.nbytes > _SMALL:
+        shape = ir.Shape(tensor.shape.numpy())
         return ir.ExternalTensor(
-            "elsewhere", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name or ""
+            "elsewhere", 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or ""
         )
     return ir.Tensor(tensor.numpy(), name=tensor.name) if isinstance(tensor, ir.ExternalTensor) else tensor

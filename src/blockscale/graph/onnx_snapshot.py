@@ -33,7 +33,9 @@ ONNX = "ai.onnx"
 
 
 class OnnxGraph(Graph):
-    """captured  of a body: its values from outside → the node that holds the body, and the slot there."""
+    """captured  of a body: its values from outside → the node that holds the body, and the slot there
+    idle      constants that nothing used when the model was read
+    """
 
     def __init__(self, graph: ir.Graph, alphabet: Alphabet, opsets: Mapping[str, int]) -> None:
         super().__init__(graph.name or "", alphabet)
@@ -41,6 +43,7 @@ class OnnxGraph(Graph):
         self.opsets = opsets
         self.arguments = self._arguments
         self.captured: dict[Value, tuple[Node, int]] = {}
+        self.idle: set[Value] = set()
 
     def _arguments(self, node: Node) -> Hashable:
         """All that a node says beside its operands: what two equal nodes have in common."""
@@ -94,7 +97,9 @@ class _Reader:
         self.value_of: dict[ir.Value, Value] = {}
         self.captures: dict[ir.Value, Value] = {}  # of this body: what it takes from outside
         for value in graph.inputs:
-            self.value_of[value] = self.graph.add_input(Value(value.name or "", self.meta(value), origin=value))
+            self.value_of[value] = self.graph.add_input(
+                Value(value.name or "", self.meta(value), origin=value)
+            )
         for value in graph.initializers.values():
             if value not in self.value_of and value.const_value is not None:
                 self.constant(value, value.const_value)
@@ -103,6 +108,7 @@ class _Reader:
         output = Call("output", "output", (), pure=False)
         slots: list[Value | None] = [self.value(value) for value in graph.outputs]
         self.graph.add_node(Node(output, slots, "output", len(graph), graph))
+        self.graph.idle = {value for value in self.graph.constants if not value.uses}
 
     # ------------------------------------------------------------------------------ values
 

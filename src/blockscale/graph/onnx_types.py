@@ -83,7 +83,7 @@ def array_of(tensor: ir.TensorProtocol) -> Any:
     return tensor.numpy()
 
 
-def tensor_of(array: Any, name: str) -> ir.Tensor:
+def tensor_of(array: Any, name: str) -> ir.TensorProtocol:
     array = np.asarray(array)
     return ir.Tensor(array if array.flags.c_contiguous else np.ascontiguousarray(array), name=name)
 

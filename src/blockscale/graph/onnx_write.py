@@ -1,103 +1,33 @@
 """Overlays → the onnx_ir model they were taken from: live edits replayed at once.
 
-A node that no pass touched stays the object it was. Graph outputs keep their names; new names are unique in the
-whole model, bodies included.
+A node that no pass touched stays the object it was. Graph outputs keep their names; new names are unique in
+the whole model, bodies included.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from blockscale.errors import CombinationError
 from blockscale.graph.dims import Dims, Sym
 from blockscale.graph.onnx_make import MAKERS
+from blockscale.graph.onnx_names import Names
 from blockscale.graph.onnx_quantizers import DOMAIN
 from blockscale.graph.onnx_snapshot import OnnxGraph, bodies_of
-from blockscale.graph.onnx_types import dtype_of, shape_of, tensor_of
+from blockscale.graph.onnx_types import dtype_of, shape_of
+from blockscale.graph.onnx_values import Initializers
 from blockscale.graph.view import Meta, Node, Value
 
-_LAZY = 1 << 16  # bytes of a new constant from which on it is made when the model is saved
 _WIDE = 32  # inputs of a node that is made anew rather than changed input by input
 
 
-def commit(graph: OnnxGraph, model: ir.Model) -> ir.Model:
-    """The model, changed in place. Without edits nothing is touched."""
-    if not any(one.changed for one in graph.walk()):
-        return model
-    _sweep(graph)
-    _check_outputs(graph)
-    _Writer(graph, model, _Names(model), None).commit()
-    return model
-
-
-def _sweep(graph: Any) -> None:
-    """Dead nodes go, inside first: what a body does not take any more, its node does not use."""
-    taken: dict[Node, set[int]] = {}
-    for node, body in graph.bodies:
-        _sweep(body)
-        found = taken.setdefault(node, set())
-        found |= {slot for value, (_, slot) in body.captured.items() if value.uses}
-    for node, slots in taken.items():
-        for slot in range(len(node.origin.inputs), len(node.slots)):
-            if slot not in slots and node.slots[slot] is not None:
-                graph.set_slot(node, slot, None)
-    graph.sweep()
-    graph.bodies = [(node, body) for node, body in graph.bodies if node in graph]
-
-
-def _check_outputs(graph: OnnxGraph) -> None:
-    """Before anything is edited: an output that is an input cannot become something else of that name."""
-    for node in graph.nodes:
-        if node.kind == "output":
-            for value, old in zip(node.slots, graph.origin.outputs, strict=True):
-                if old.is_graph_input() and value is not None and value.origin is not old:
-                    raise CombinationError(
-                        f"output {old.name!r} of the model is its input of that name, and would be another "
-                        "tensor now; put an Identity between the two"
-                    )
-
-
-class _Names:
-    """Of values and nodes, in all graphs of a model."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.values: set[str] = set()
-        self.nodes: set[str] = set()
-        for graph in (model.graph, *model.graph.subgraphs()):
-            self.values.update(value.name or "" for value in graph.inputs)
-            self.values.update(graph.initializers)
-            for node in graph:
-                self.nodes.add(node.name or "")
-                self.values.update(value.name or "" for value in node.outputs)
-
-    def value(self, hint: str) -> str:
-        return _free(self.values, hint)
-
-    def node(self, hint: str) -> str:
-        return _free(self.nodes, hint)
-
-
-def _free(names: set[str], hint: str) -> str:
-    base = name = hint or "value"
-    if name in names:
-        base = re.sub(r"_\d+$", "", base)
-    count = 0
-    while name in names:
-        count += 1
-        name = f"{base}_{count}"
-    names.add(name)
-    return name
-
-
-class _Writer:
+class Writer:
     """Replays one overlay onto its ir.Graph; `parent` is that of the graph around a body."""
 
-    def __init__(self, graph: OnnxGraph, model: ir.Model, names: _Names, parent: _Writer | None) -> None:
+    def __init__(self, graph: OnnxGraph, model: ir.Model, names: Names, parent: Writer | None) -> None:
         self.overlay, self.model, self.names, self.parent = graph, model, names, parent
         self.graph: ir.Graph = graph.origin
         self.opset = int(model.opset_imports.get("", 1))
@@ -106,14 +36,16 @@ class _Writer:
         self.reached = -1  # the place, in the old order, up to which nodes stand before the cursor
         self.first: ir.Node | None = self.graph[0] if len(self.graph) else None
         self.emitted: set[ir.Node] = set()
-        self.known: dict[Any, ir.Value] = {}
+        self.initializers = Initializers(self.graph, names)
+        self.array, self.ints = self.initializers.array, self.initializers.ints
+        self._sizes: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def commit(self) -> None:
         self._take_captured()
         if self.overlay.changed:
             self._write()
         for _, body in self.overlay.bodies:
-            _Writer(body, self.model, self.names, self).commit()  # type: ignore[arg-type]
+            Writer(body, self.model, self.names, self).commit()  # type: ignore[arg-type]
 
     def _take_captured(self) -> None:
         """What a body takes from outside may be another value now."""
@@ -121,7 +53,7 @@ class _Writer:
             outer = node.slots[slot]
             if outer is None or self.parent is None:
                 continue
-            made = self.parent.ir(outer)
+            made = self.parent.value(outer)
             if made is not inner.origin:
                 inner.origin = made
                 self.overlay.changed = True
@@ -152,49 +84,14 @@ class _Writer:
 
     # ------------------------------------------------------------------------------ values
 
-    def ir(self, value: Value) -> ir.Value:
+    def value(self, value: Value) -> ir.Value:
         if value.origin is None:
-            if value.const is None or value.meta is None:
-                raise AssertionError(f"{value!r} is used before it is made")
-            value.origin = self._initializer(value)
+            value.origin = self.initializers.of(value)
         found: ir.Value = value.origin
         return found
 
     def operand(self, value: Value | None) -> ir.Value | None:
-        return None if value is None else self.ir(value)
-
-    def _initializer(self, value: Value) -> ir.Value:
-        const, meta = value.const, value.meta
-        assert const is not None and meta is not None
-
-        def fetch(name: str = "") -> ir.Tensor:
-            tensor = tensor_of(const.fetch(), name)
-            if (tensor.dtype, tuple(tensor.shape.numpy())) != (dtype, meta.shape):
-                raise AssertionError(f"{value!r} is {tensor.dtype} {tensor.shape}, not {meta}")
-            return tensor
-
-        name, dtype = self.names.value(value.name), dtype_of(meta.dtype)
-        size = int(np.prod([n for n in meta.shape if isinstance(n, int)], dtype=np.int64)) * dtype.bitwidth // 8
-        tensor: Any = fetch(name) if size < _LAZY else ir.LazyTensor(fetch, dtype, shape_of(meta.shape), name=name)
-        return self._register(tensor)
-
-    def _register(self, tensor: Any) -> ir.Value:
-        made = ir.Value(
-            name=tensor.name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        self.graph.register_initializer(made)
-        return made
-
-    def array(self, array: Any, hint: str) -> ir.Value:
-        """A small constant that a maker needs; equal ones are one."""
-        array = np.asarray(array)
-        key = (array.dtype, array.shape, array.tobytes())
-        if key not in self.known:
-            self.known[key] = self._register(tensor_of(array, self.names.value(hint)))
-        return self.known[key]
-
-    def ints(self, numbers: Iterable[int], hint: str) -> ir.Value:
-        return self.array(np.array(list(numbers), dtype=np.int64), hint)
+        return None if value is None else self.value(value)
 
     # ------------------------------------------------------------------------------ placing
 
@@ -245,7 +142,7 @@ class _Writer:
     def _rewire(self, node: Node) -> None:
         origin: ir.Node = node.origin
         inputs = [self.operand(value) for value in node.slots[: len(origin.inputs)]]
-        changed = [i for i, (old, new) in enumerate(zip(origin.inputs, inputs, strict=True)) if old is not new]
+        changed = [i for i, new in enumerate(inputs) if origin.inputs[i] is not new]
         if len(inputs) > _WIDE and len(changed) > 1 and not any(bodies_of(origin)):
             self._rebuild(node, inputs)
             return
@@ -269,6 +166,7 @@ class _Writer:
                 if output is old:
                     self.graph.outputs[i] = new
             value.origin = new
+        self.emitted.discard(origin)
         self.place(made)
         node.origin = made
 
@@ -304,7 +202,12 @@ class _Writer:
         node.origin = created
 
     def _node(
-        self, op_type: str, inputs: Sequence[ir.Value | None], settings: Mapping[str, Any], domain: str, outputs: int
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        settings: Mapping[str, Any],
+        domain: str,
+        outputs: int,
     ) -> ir.Node:
         if domain == DOMAIN:
             self.model.opset_imports.setdefault(DOMAIN, 1)
@@ -314,8 +217,8 @@ class _Writer:
         return ir.Node(domain, op_type, given, self.attributes(settings), num_outputs=outputs)
 
     def emit(
-        self, op_type: str, inputs: Sequence[ir.Value | None], meta: Meta, settings: Mapping[str, Any] | None = None,
-        *, near: Node,
+        self, op_type: str, inputs: Sequence[ir.Value | None], meta: Meta,
+        settings: Mapping[str, Any] | None = None, *, near: Node,
     ) -> ir.Value:  # fmt: skip
         """A node on the way to the one that a maker gives."""
         created = self._node(op_type, inputs, settings or {}, "", 1)
@@ -339,19 +242,19 @@ class _Writer:
         for value in seen:
             for i, n in enumerate(value.meta.shape if value.meta is not None else ()):
                 if n == dim:
-                    return self.size_of(self.ir(value), i, node)
+                    return self.size_of(self.value(value), i, node)
             if value.producer is not None and len(seen) < 64:
                 seen += [v for v in value.producer.slots if v is not None and v not in seen]
         raise CombinationError(f"{node.where()}: no tensor in reach has a dimension of size {dim}")
 
     def size_of(self, source: ir.Value, index: int, node: Node) -> ir.Value:
-        key = ("size", source, index)
-        if key not in self.known:
+        key = (source, index)
+        if key not in self._sizes:
             rank = len(source.shape) if source.shape is not None else index + 1
             shape = self.emit("Shape", [source], Meta("int64", (rank,)), near=node)
-            places = self.ints([index], "size_index")
-            self.known[key] = self.emit("Gather", [shape, places], Meta("int64", (1,)), {"axis": 0}, near=node)
-        return self.known[key]
+            inputs = [shape, self.ints([index], "size_index")]
+            self._sizes[key] = self.emit("Gather", inputs, Meta("int64", (1,)), {"axis": 0}, near=node)
+        return self._sizes[key]
 
     def sizes(self, target: Dims, node: Node) -> ir.Value:
         """All of `target`, in one dimension."""
@@ -364,7 +267,7 @@ class _Writer:
 
     def _write_outputs(self, node: Node) -> None:
         old: list[ir.Value] = list(self.graph.outputs)
-        new = [self.ir(value) for value in node.slots if value is not None]
+        new = [self.value(value) for value in node.slots if value is not None]
         node.dirty = False
         moved = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b]
         taken = {value for i, value in enumerate(new) if i not in moved}
@@ -413,9 +316,8 @@ class _Writer:
         self.graph.remove(gone, safe=True)
         for value in idle:
             name = value.name
-            if name in self.graph.initializers and self.graph.initializers[name] is value:
-                if not value.is_graph_input():
-                    del self.graph.initializers[name]
+            if self.graph.initializers.get(name) is value and not value.is_graph_input():
+                del self.graph.initializers[name]
 
 
 def _next(graph: ir.Graph, node: ir.Node) -> ir.Node | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from blockscale.errors import BlockscaleError
 from blockscale.graph.args import Args, Unreadable
+from blockscale.graph.onnx_known import is_constant, known
 from blockscale.graph.ops import KIND_OF_ONNX
 from blockscale.graph.read_aten import power_of_two
 from blockscale.graph.view import Value
@@ -70,7 +71,7 @@ def read(op_type: str, a: Args) -> Found | None:
 
 
 def _check(found: Found, a: Args) -> None:
-    """That the move gives the shapes that the model says; it does not where a size is known only at run time."""
+    """That the move gives the shapes of the model: it may not where a size is known only at run time."""
     move: Move = found.params["move"]
     shapes = []
     for slot in found.operands[: None if isinstance(move, Cat) else 1]:
@@ -146,7 +147,7 @@ def _slice(a: Args) -> Params:
     starts, ends = _needed(a, "starts"), _needed(a, "ends")
     axes = _ints(a, "axes") or tuple(range(len(starts)))
     steps = _ints(a, "steps") or (1,) * len(starts)
-    moves = []
+    moves: list[Move] = []
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         n = shape[axis]
         if step == -1 and end < -n and (start == -1 or start >= n - 1):
@@ -178,7 +179,7 @@ def _gather(a: Args) -> Found | Params:
     places = known(a.value("indices"))
     shape, axis = a.shape("data"), a.int("axis", 0)
     if places is None:
-        if len(shape) == 2 and axis == 0 and _is_constant(a.value("data")):
+        if len(shape) == 2 and axis == 0 and is_constant(a.value("data")):
             return Found("embedding", (a.slot("data"), a.slot("indices")), {})
         raise Unreadable("indices is no constant")
     flat = tuple(int(i) for i in places.reshape(-1))
@@ -317,7 +318,10 @@ def _attention(a: Args) -> Params:
         raise Unreadable("it looks through a window")
     heads = {name: a.int(name) for name in ("q_num_heads", "kv_num_heads") if name in a}
     scale = a.get("scale")
-    return {"is_causal": bool(a.int("is_causal", 0)), "scale": None if scale is None else float(scale)} | heads
+    return {
+        "is_causal": bool(a.int("is_causal", 0)),
+        "scale": None if scale is None else float(scale),
+    } | heads
 
 
 # ------------------------------------------------------------------------------------------ norms, the rest
@@ -379,43 +383,3 @@ READ: dict[str, Callable[[Args], Params | Found]] = {
     "Gelu": lambda a: {"approximate": a.get("approximate", "none")},
     "Swish": _equals({"alpha": 1.0}, {}), "HardSigmoid": _equals({"alpha": 1 / 6, "beta": 0.5}, {}),
 }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------ contents
-
-_LARGEST = 1 << 16  # elements of what is computed here
-_WIDER = frozenset((
-    ("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"), ("int32", "int64"),
-))  # fmt: skip
-
-
-def known(value: Value | None) -> Any:
-    """The contents of a small constant, or of what only moves or widens one; None if it is neither."""
-    if value is None or value.meta is None or any(not isinstance(n, int) for n in value.meta.shape):
-        return None
-    if math.prod(value.meta.shape) > _LARGEST:  # type: ignore[arg-type]
-        return None
-    if value.const is not None:
-        return np.asarray(value.const.fetch())
-    node = value.producer
-    if node is None or not node.slots:
-        return None
-    move = node.params.get("move")
-    if move is None:
-        source = node.operand(0)
-        wider = source is not None and source.meta is not None and (source.meta.dtype, value.meta.dtype) in _WIDER
-        array = known(source) if node.kind == "cast" and wider else None
-        return None if array is None else array.astype(value.meta.dtype)
-    arrays = [known(v) for v in (node.operands if isinstance(move, Cat) else node.operands[:1])]
-    if any(array is None for array in arrays):
-        return None
-    made = move.apply(arrays if isinstance(move, Cat) else arrays[0])
-    return made[value.index] if isinstance(move, Split) else made
-
-
-def _is_constant(value: Value | None) -> bool:
-    """Whether it is a constant, or computed from constants alone."""
-    if value is None or value.const is not None:
-        return value is not None
-    node = value.producer
-    return node is not None and node.call.pure and bool(node.slots) and all(map(_is_constant, node.slots))

@@ -97,8 +97,9 @@ class _Canonicalize:
             return "its shape is not known"
         if "mask" in quant.outputs and node.outputs[quant.outputs.index("mask")].used:
             return "its mask is used"
-        if not quant.numbers.dialect_row.has_codes and self.split:
-            return f"dialect {quant.numbers.dialect!r} has no codes"
+        lost = _lost_in_codes(quant.numbers)
+        if lost and (foreign is None or not (node.kind == "fake_quantize" or foreign.pair)):
+            return lost
         codes = node.operand(0)
         if node.kind == "dequantize" and (codes is None or codes.meta is None):
             return "the dtype of its codes is not known"
@@ -121,20 +122,25 @@ class _Canonicalize:
         return f"became a dequantize of {given.numbers}"
 
     def _fake_quantize(self, node: Node, given: _Given) -> str:
-        if not self.split:
-            gradient = "clipped" if given.scale is not None else "straight"
-            quant = ours(given.numbers, quant_of(node).block, gradient=gradient)
-            params = {"quant": quant, "gradient": gradient}
-            metas = [node.outputs[0].meta]
-            made = self.graph.make("fake_quantize", self._operands(node, given), metas, params, near=node)
-            self.graph.replace(node.outputs[0], made.outputs[0])
-            return f"became a fake_quantize of {given.numbers}"
+        lost = _lost_in_codes(given.numbers)
+        if lost or not self.split:
+            return self._one(node, given) + (f", one node: {lost}" if lost else "")
         q = self._quantizer(node, given)
         if given.scale is None:
             given = self._measured(q, given)
         dq = self._dequantizer(node, given, q.outputs[0])
         self.graph.replace(node.outputs[0], dq.outputs[0])
         return f"became a quantize and a dequantize of {given.numbers}"
+
+    def _one(self, node: Node, given: _Given) -> str:
+        """Fake-quantized at once, by one of ours."""
+        gradient = "clipped" if given.scale is not None else "straight"
+        quant = ours(given.numbers, quant_of(node).block, gradient=gradient)
+        params = {"quant": quant, "gradient": gradient}
+        metas = [node.outputs[0].meta]
+        made = self.graph.make("fake_quantize", self._operands(node, given), metas, params, near=node)
+        self.graph.replace(node.outputs[0], made.outputs[0])
+        return f"became a fake_quantize of {given.numbers}"
 
     def _pair(self, node: Node) -> str:
         """A quantize whose codes mean something to its own dequantizes alone."""
@@ -145,6 +151,16 @@ class _Canonicalize:
             if user.kind != "dequantize" or quant_of(user) != quant:
                 return f"its codes are read by {user.name}, which is not its dequantize"
         given = _Given(quant.numbers)
+        lost = _lost_in_codes(quant.numbers)
+        if lost or not self.split:
+            done = self._one(node, given)
+            for user in users:
+                source = user.operand(0)
+                assert source is not None
+                self.graph.replace(user.outputs[0], source)
+                self.log.did(STAGE, user, f"{user.call.name} is part of the fake_quantize before it")
+            self.graph.discard(users)
+            return done + (f", one node: {lost}" if lost else "")
         made = self._quantizer(node, given)
         for user in users:
             dq = self._dequantizer(user, self._measured(made, given), made.outputs[0])
@@ -293,6 +309,16 @@ class _Canonicalize:
         if found is None:
             found = self._constants[key] = self.graph.constant(array, name, meta)
         return found
+
+
+def _lost_in_codes(numbers: Numbers) -> str:
+    """Why a quantize with a dequantize behind it would not give every bit of a fake-quantize."""
+    row, element = numbers.dialect_row, numbers.element_format
+    if not row.has_codes:
+        return f"dialect {row.name!r} has no codes"
+    if element.is_fixed and any(row.zero_signs(True, str(numbers.rounding))):
+        return f"dialect {row.name!r} keeps the sign of zeros, and {numbers.element} has no code for -0"
+    return ""
 
 
 def _seed(node: Node) -> int:
