@@ -62,7 +62,9 @@ def _calibrated(
         return {}  # data that nothing needs is not read: recipes are compared with one set of arguments
     adapter = models.adapter_of(model).__name__
     calibrator = import_module(f"blockscale.runtime.{_CALIBRATORS[adapter]}")
-    observers = {(point.graph.prefix + point.value.name, point.key): _observer(method, point) for point in points}
+    observers = {
+        (point.graph.prefix + point.value.name, point.key): _observer(method, point) for point in points
+    }
     found = calibrator.calibrate(model, calibration, observers, **reading)
     return {key: calibrated for (_, key), calibrated in found.items()}
 
@@ -74,7 +76,9 @@ def _observer(method: Method, point: Point) -> Observer:
         return observer(method[0], point.scheme, name=point.key, **method[1])
     if not callable(method):
         raise ArgumentError(
-            "method", method, "a method's name, (name, options), or a function of a point that gives an observer"
+            "method",
+            method,
+            "a method's name, (name, options), or a function of a point that gives an observer",
         )
     made = method(point)
     if not isinstance(made, Observer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -72,7 +71,9 @@ class Report:
             kind for kind in self.before.keys() | self.after.keys()
             if self.before.get(kind, 0) != self.after.get(kind, 0)
         )  # fmt: skip
-        lines += [f"operators {kind}: {self.before.get(kind, 0)} → {self.after.get(kind, 0)}" for kind in changed]
+        lines += [
+            f"operators {kind}: {self.before.get(kind, 0)} → {self.after.get(kind, 0)}" for kind in changed
+        ]
         left = Counter((entry["stage"], entry["left"]) for entry in self.entries if entry.get("left"))
         lines += [f"left      {count} × {stage}: {why}" for (stage, why), count in left.most_common(5)]
         return "\n".join(lines)

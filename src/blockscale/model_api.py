@@ -15,7 +15,7 @@ from blockscale.compiler_report import Report, constant_bytes
 from blockscale.errors import ArgumentError, UnknownNameError
 from blockscale.graph import models
 from blockscale.passes.log import Log
-from blockscale.passes.pipeline import CANONICAL, OPTIMIZE, run
+from blockscale.passes.pipeline import OPTIMIZE, run
 from blockscale.recipe import Given
 
 __all__ = ["fake_quantize_model", "load", "optimize", "quantize_model"]
@@ -98,7 +98,9 @@ def _graph_of(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Any:
     if _is_module(model):
         if example_inputs is None:
             raise ArgumentError("example_inputs", None, "inputs that torch.export can trace the module with")
-        return import_module("blockscale.runtime.torch_export").exported(model, example_inputs, dynamic_shapes)
+        return import_module("blockscale.runtime.torch_export").exported(
+            model, example_inputs, dynamic_shapes
+        )
     for name, value in (("example_inputs", example_inputs), ("dynamic_shapes", dynamic_shapes)):
         if value is not None:
             raise ArgumentError(name, type(value).__name__, "for torch modules, which are exported with them")

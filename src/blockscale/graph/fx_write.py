@@ -285,7 +285,7 @@ class Writer:
         self.restrided.add(node)
         for item in node.users if isinstance(made, list | tuple) else ():
             if item.target is operator.getitem:
-                item.meta["val"] = made[item.args[1]]  # type: ignore[index]
+                item.meta["val"] = made[item.args[1]]
                 self.restrided.add(item)
 
     # ------------------------------------------------------------------------------ what is left over

@@ -53,7 +53,7 @@ class Initializers:
     def _register(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         made = ir.Value(
             name=name,
-            shape=ir.Shape(list(tensor.shape)),
+            shape=ir.Shape(tensor.shape.numpy()),
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )

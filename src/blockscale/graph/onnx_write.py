@@ -314,9 +314,8 @@ class Writer:
                 for inner in body.all_nodes():
                     inner.resize_inputs(0)
         self.graph.remove(gone, safe=True)
-        for value in idle:
-            name = value.name
-            if self.graph.initializers.get(name) is value and not value.is_graph_input():
+        for name, value in list(self.graph.initializers.items()):
+            if value in idle and not value.is_graph_input():
                 del self.graph.initializers[name]
 
 

@@ -107,7 +107,7 @@ _ROWS = (
     # ------------------------------------------------------------------ norms
     Op("rms_norm", {"aten.rms_norm.default": "input weight", "aten._fused_rms_norm.default": "input weight"},
        {"RMSNormalization": "X scale"}, (Tensor("input"), _OTHER), "norm"),
-    Op("layer_norm", {"aten.layer_norm.default": "input weight bias", "aten.native_layer_norm.default": "input weight bias"},
+    Op("layer_norm", _all("aten.layer_norm.default aten.native_layer_norm.default", "input weight bias"),
        {"LayerNormalization": "X Scale B"}, (Tensor("input"), _OTHER, _OTHER), "norm"),
     Op("batch_norm", {
         "aten.batch_norm.default": "input weight bias running_mean running_var",

@@ -30,7 +30,9 @@ Model = str | PathLike[str] | onnx.ModelProto | ir.Model
 INLINE = 1 << 10  # bytes; smaller initializers stay in the graph, where onnxruntime may fold them
 OLD_IR = 10  # every onnxruntime that we support reads it, and later versions only add types
 BFLOAT16 = "tensor(bfloat16)"
-SHARED = frozenset("float32 float64 float16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
+SHARED = frozenset((
+    "float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+))  # fmt: skip
 
 
 def calibrate(

@@ -44,7 +44,9 @@ def arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(given, torch.Tensor):
         return (given,), {}
     raise ArgumentError(
-        "example_inputs", type(given).__name__, "a tensor, a tuple of arguments, or a dict of arguments by name"
+        "example_inputs",
+        type(given).__name__,
+        "a tensor, a tuple of arguments, or a dict of arguments by name",
     )
 
 

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from blockscale.compiler_report import Report
 from blockscale.errors import CombinationError, FileError
 from blockscale.files import written_whole
-from blockscale.runtime import torch_ops  # the operators that saved programs hold
+from blockscale.runtime import torch_ops  # noqa: F401  the operators that saved programs hold
 
 __all__ = ["QuantizedModule", "load", "quantized"]
 
@@ -80,7 +80,9 @@ def load(path: str | os.PathLike[str]) -> QuantizedModule:
     except Exception as error:  # torch says it in many ways
         raise FileError(f"{path}: torch.export cannot load it: {type(error).__name__}: {error}") from error
     if not extra[_REPORT]:
-        raise FileError(f"{path}: not written by blockscale; torch.export.load reads it, quantize_model takes it")
+        raise FileError(
+            f"{path}: not written by blockscale; torch.export.load reads it, quantize_model takes it"
+        )
     return QuantizedModule(program, Report.from_json(extra[_REPORT], str(path)))
 
 
@@ -90,6 +92,3 @@ def _made(program: fx.GraphModule, report: Report) -> QuantizedModule:
 
 def _unpickled(saved: bytes, report: Report) -> QuantizedModule:
     return QuantizedModule(torch.export.load(io.BytesIO(saved)), report)
-
-
-assert torch_ops  # importing it registers them
