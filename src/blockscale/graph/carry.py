@@ -65,6 +65,9 @@ class Crossings:
         if isinstance(found, str):
             return found
         move: Move = over.params["move"]
+        why = self._unknown_sizes(over, found)
+        if why:
+            return why
         moved = lifted_layout(layout, move, *found)
         if isinstance(moved, Moved) and node.kind == "fake_quantize":
             # Its result is decoded before the move, not after.
@@ -91,6 +94,9 @@ class Crossings:
         if any(value.meta is None for value in over.outputs):
             return "a shape is not known"
         move: Move = over.params["move"]
+        why = self._unknown_sizes(over, [one.shape for one in layouts])
+        if why:
+            return why
         try:
             moved = sunk_layout(layouts[0], move, *layouts[1:], codes=True)
         except BlockscaleError as error:
@@ -131,6 +137,19 @@ class Crossings:
                 return "a shape is not known"
             shapes.append(self.graph.alphabet.numbers(value.meta.shape))
         return shapes
+
+    def _unknown_sizes(self, over: Node, shapes: Sequence[tuple[int, ...]]) -> str:
+        """Why the sizes that it makes cannot be reckoned: of b and s all products have stand-ins, no sums."""
+        move: Move = over.params["move"]
+        try:
+            made = move.shapes(*shapes)
+        except BlockscaleError as error:
+            return str(error)
+        for numbers, value in zip(made, over.outputs, strict=True):
+            if value.meta is not None and numbers != self.graph.numbers(value):
+                shape = "×".join(map(str, value.meta.shape))
+                return f"{shape} comes of adding to sizes that are known only at run time"
+        return ""
 
     def _crossing(
         self, node: Node, over: Node, moved: Moved, layouts: Sequence[Layout], dims: list[Dims], lift: bool

@@ -26,7 +26,7 @@ def check(model: fx.GraphModule | ExportedProgram, stage: str) -> None:
         if mode is None or node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if "val" not in node.meta:
-            if all("val" in n.meta for n in node.all_input_nodes):
+            if node.target._schema.returns and all("val" in n.meta for n in node.all_input_nodes):
                 raise GraphError(f"after {stage}: {node.name} ({node.target}) has no metadata")
             continue
         if any("val" not in n.meta for n in node.all_input_nodes):
