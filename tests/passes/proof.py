@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+import onnx_ir as ir
+from torch import fx
 
 from blockscale.graph import models
 from blockscale.graph.dims import Sym
@@ -20,7 +21,7 @@ from blockscale.graph.quant import quant_of
 from blockscale.graph.view import Node, Value
 from blockscale.passes.log import Log, counts
 from blockscale.passes.pipeline import optimize
-from passes import fx_graphs
+from passes import fx_graphs, onnx_graphs
 
 MOTION = ("cse", "lift", "cse", "sink", "cse")
 KINDS = ("quantize", "fake_quantize")
@@ -59,7 +60,7 @@ class Proof:
 
 def proven(
     model: Any,
-    *inputs: Sequence[Tensor],
+    *inputs: Sequence[Any],
     stages: Sequence[str] = MOTION,
     more: bool = False,
 ) -> Proof:
@@ -71,6 +72,8 @@ def proven(
     after = optimize(model, stages=stages, log=log, check=True)
     if isinstance(after, fx.GraphModule):
         fx_graphs.assert_sound(after)
+    elif isinstance(after, ir.Model):
+        onnx_graphs.assert_sound(after, *inputs)
     for given in inputs:
         assert_same(model, after, given)
     if not more:
@@ -78,8 +81,9 @@ def proven(
     return Proof(model, after, log)
 
 
-def assert_same(before: Any, after: Any, inputs: Sequence[Tensor]) -> None:
-    fx_graphs.assert_equal(fx_graphs.run(before, inputs), fx_graphs.run(after, inputs))
+def assert_same(before: Any, after: Any, inputs: Sequence[Any]) -> None:
+    of: Any = onnx_graphs if isinstance(before, ir.Model) else fx_graphs
+    of.assert_equal(of.run(before, inputs), of.run(after, inputs))
 
 
 def elements(model: Any, size: Callable[[Any], int] = lambda dim: 7 if isinstance(dim, Sym) else dim) -> int:

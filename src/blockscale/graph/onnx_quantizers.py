@@ -190,23 +190,36 @@ def _dynamic_quantize_linear(a: Args) -> Read:
 _QUARK_ROUNDINGS = ("half_away", "half_up", "half_even")
 
 
+def quark_numbers(element_dtype: str, rounding_mode: int) -> Numbers | str:
+    """Or why there are none."""
+    element = "mxint8" if element_dtype == "int8" else str(element_dtype)
+    if element not in MX_ELEMENTS:
+        return f"element_dtype is {element_dtype}"
+    if not 0 <= rounding_mode < len(_QUARK_ROUNDINGS):
+        return f"rounding_mode is {rounding_mode}"
+    rounding = _QUARK_ROUNDINGS[rounding_mode] if element == "mxint8" else "half_even"
+    return Numbers(element=element, rounding=rounding, dialect="quark")
+
+
+def quark_block(rank: int, axis: int, block_size: int) -> tuple[int, ...] | str:
+    """Or why there is none; of one dimension the axis says nothing."""
+    axis = 0 if rank == 1 else axis
+    if block_size < 1:
+        return f"block_size is {block_size}"
+    if rank and not -rank <= axis < rank:
+        return f"axis {axis} on {rank} dimensions"
+    return tuple(block_size if i == axis % rank else 1 for i in range(rank))
+
+
 def _quark(a: Args) -> Read:
     """MXQuantizeDequantize and, by its older name, MXFixNeuron."""
-    named, mode, size = a.get("element_dtype", "int8"), a.int("rounding_mode", 0), a.int("block_size", 32)
-    element = "mxint8" if named == "int8" else str(named)
-    if element not in MX_ELEMENTS:
-        raise Unreadable(f"element_dtype is {named}")
-    if not 0 <= mode < len(_QUARK_ROUNDINGS) or size < 1:
-        raise Unreadable(f"rounding_mode is {mode}, block_size {size}")
     shape = a.shape("x")
-    rank, axis = len(shape), a.int("axis", 1) if len(shape) != 1 else 0
-    if rank and not -rank <= axis < rank:
-        raise Unreadable(f"axis {axis} on {rank} dimensions")
+    numbers = quark_numbers(a.get("element_dtype", "int8"), a.int("rounding_mode", 0))
+    block = quark_block(len(shape), a.int("axis", 1), a.int("block_size", 32))
+    if isinstance(numbers, str) or isinstance(block, str):
+        raise Unreadable(numbers if isinstance(numbers, str) else str(block))
     if a.meta("x").dtype not in ("float32", "float16"):
         raise Unreadable(f"x is {a.meta('x').dtype}")
-    rounding = _QUARK_ROUNDINGS[mode] if element == "mxint8" else "half_even"
-    numbers = Numbers(element=element, rounding=rounding, dialect="quark")
-    block = tuple(size if i == axis % rank else 1 for i in range(rank))
     why = "it leaves a tensor of one element as it is" if math.prod(shape) == 1 else ""
     return "fake_quantize", ("x",), Quant(numbers, block, say=_say_blocks, foreign=Foreign(why))
 

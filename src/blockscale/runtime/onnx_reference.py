@@ -1,0 +1,332 @@
+"""Runs ONNX models with quantizers: onnx's reference evaluator, and the compiled core for ours.
+
+Slow where a model computes (every float operator is numpy's), exact where it quantizes. Tests compare with
+it, and models that hold operators of the domain `blockscale` run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from os import PathLike, fspath
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.numpy_helper import saturate_cast
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops._quant_utils import reshape_input
+from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
+
+from blockscale.errors import (
+    ArgumentError,
+    BlockscaleError,
+    DtypeError,
+    FileError,
+    GraphError,
+    ShapeError,
+    UnknownNameError,
+)
+from blockscale.graph.onnx_quantizers import DOMAIN, quark_block, quark_numbers
+from blockscale.numerics import native
+from blockscale.numerics.arrays import TENSOR_DTYPES, Array
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.native import Stored
+from blockscale.numerics.scheme import Numbers, numbers_named
+
+Model = str | PathLike[str] | onnx.ModelProto | ir.Model
+
+
+class Runner:
+    """`Runner(model).run({"x": array})` gives the model's outputs by name."""
+
+    def __init__(self, model: Model) -> None:
+        proto = _proto(model)
+        graph = proto.graph
+        self.outputs = [value.name for value in graph.output]
+        given = {value.name for value in graph.initializer}
+        self._inputs = {value.name: value.type.tensor_type for value in graph.input}
+        self.inputs = [name for name in self._inputs if name not in given]
+        _name_what_is_left_out(proto)
+        try:
+            self._evaluator = _Evaluator(proto)
+        except Exception as error:
+            raise _understood(error, "the model cannot run on onnx's reference evaluator") from error
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Outputs by name, in the order of the model."""
+        found = self.values(inputs)
+        return {name: found[name] for name in self.outputs}
+
+    def values(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Every value of the main graph by name."""
+        self._check(inputs)
+        try:
+            with np.errstate(all="ignore"):
+                found: dict[str, Array] = self._evaluator.run(None, dict(inputs), intermediate=True)  # type: ignore[assignment]
+        except Exception as error:
+            raise _understood(error, "the model does not run on these inputs") from error
+        return found
+
+    def _check(self, inputs: Mapping[str, Any]) -> None:
+        for name in inputs:
+            if name not in self._inputs:
+                raise UnknownNameError("inputs", name, self._inputs)
+        missing = [name for name in self.inputs if name not in inputs]
+        if missing:
+            raise ArgumentError(
+                "inputs", sorted(inputs), f"{', '.join(missing)} too: the model has no default"
+            )
+        sizes: dict[str, int] = {}
+        for name, array in inputs.items():
+            _check_input(name, array, self._inputs[name], sizes)
+
+
+def _check_input(name: str, array: Any, wanted: Any, sizes: dict[str, int]) -> None:
+    """Dtype and shape as the model says them; the same name is the same size everywhere."""
+    if not wanted.elem_type:  # a sequence, a map
+        return
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted.elem_type)
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        raise DtypeError(f"inputs[{name!r}]", getattr(array, "dtype", type(array).__name__), f"{dtype}")
+    if not wanted.HasField("shape"):
+        return
+    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in wanted.shape.dim]
+    same = len(dims) == array.ndim and all(
+        n == (dim if isinstance(dim, int) else sizes.setdefault(dim, n) if dim else n)
+        for dim, n in zip(dims, array.shape, strict=True)
+    )
+    if not same:
+        also = "".join(f", {dim} = {sizes[dim]}" for dim in dims if isinstance(dim, str) and dim in sizes)
+        shown = "×".join(str(dim or "?") for dim in dims) or "()"
+        raise ShapeError(f"inputs[{name!r}].shape", array.shape, f"{shown}{also}")
+
+
+def _proto(model: Model) -> onnx.ModelProto:
+    """A copy that is changed below, with all weights in it."""
+    if isinstance(model, str | PathLike):
+        try:
+            return onnx.load(fspath(model))
+        except Exception as error:
+            raise FileError(f"{fspath(model)}: not an ONNX model that can be read ({error})") from error
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return copy
+    if isinstance(model, ir.Model):
+        copied = model.clone()
+        for graph in (copied.graph, *copied.graph.subgraphs()):
+            for value in graph.initializers.values():
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    array, dtype = value.const_value.numpy(), value.const_value.dtype
+                    value.const_value = ir.Tensor(array, dtype=dtype, name=value.name)
+        return ir.to_proto(copied)
+    raise DtypeError(
+        "model", type(model).__name__, "the path of an .onnx file, a ModelProto or an onnx_ir.Model"
+    )
+
+
+def _understood(error: Exception, what: str) -> BlockscaleError:
+    """What a kernel of ours said, which the evaluator wraps; else what the evaluator said."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BlockscaleError):
+            return cause
+        cause = cause.__cause__
+    return GraphError(f"{what}: {type(error).__name__}: {error}")
+
+
+def _name_what_is_left_out(proto: onnx.ModelProto) -> None:
+    """An output without a name is no output; the evaluator would give it to every input without one."""
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        for count, node in enumerate(_all_nodes(nodes)):
+            for i, name in enumerate(node.output):
+                if not name:
+                    node.output[i] = f"@{count}.{i}"
+
+
+def _all_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(graph.node)
+
+
+class _Evaluator(ReferenceEvaluator):
+    """Knows our operators in bodies and in functions too."""
+
+    def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **settings: Any) -> None:
+        super().__init__(proto, new_ops=[*OPERATORS, *(new_ops or ())], **settings)
+
+
+# ------------------------------------------------------------------------------------------ ours
+
+
+@lru_cache(maxsize=4096)
+def _layout(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...]) -> Layout:
+    return Layout(numbers, shape, block)
+
+
+def _stored(layout: Layout, scale: Any, zero_point: Any, tensor_scale: Any) -> Stored | None:
+    """A tensor of shape (0,) is none, as DynamicQuantize may give it."""
+    if zero_point is not None and zero_point.shape == (0,) and not layout.numbers.zero_point:
+        zero_point = None
+    if tensor_scale is not None and tensor_scale.shape == (0,) and not layout.numbers.tensor_scale:
+        tensor_scale = None
+    return None if scale is None else Stored(scale, zero_point, tensor_scale)
+
+
+def _given(tensor_scale: Any, scale: Any) -> float | None:
+    """The tensor scale of what is dynamic in its scales alone."""
+    if tensor_scale is None or scale is not None or tensor_scale.shape == (0,):
+        return None
+    return float(tensor_scale)
+
+
+class FakeQuantize(OpRun):
+    op_domain = DOMAIN
+
+    def _run(
+        self, x: Array, scale: Any = None, zero_point: Any = None, tensor_scale: Any = None, *,
+        numbers: str, block: Sequence[int] = (), seed: int = 0,
+    ) -> tuple[Array]:  # fmt: skip
+        layout = _layout(numbers_named(numbers), x.shape, tuple(block))
+        params = _stored(layout, scale, zero_point, tensor_scale)
+        t = _given(tensor_scale, scale)
+        return (native.fake_quantize(x, layout, params, tensor_scale=t, seed=_seed(seed)),)
+
+
+class Quantize(OpRun):
+    op_domain = DOMAIN
+
+    def _run(
+        self, x: Array, scale: Any, zero_point: Any = None, tensor_scale: Any = None, *,
+        numbers: str, block: Sequence[int] = (), seed: int = 0,
+    ) -> tuple[Array]:  # fmt: skip
+        layout = _layout(numbers_named(numbers), x.shape, tuple(block))
+        params = _stored(layout, scale, zero_point, tensor_scale)
+        return (native.quantize(x, layout, params, seed=_seed(seed))[0],)
+
+
+class DynamicQuantize(OpRun):
+    op_domain = DOMAIN
+
+    def _run(
+        self, x: Array, tensor_scale: Any = None, *, numbers: str, block: Sequence[int] = (), seed: int = 0
+    ) -> tuple[Array, ...]:
+        layout = _layout(numbers_named(numbers), x.shape, tuple(block))
+        t = _given(tensor_scale, None)
+        codes, params = native.quantize(x, layout, tensor_scale=t, seed=_seed(seed))
+        zeros, scale = params.zero_points, params.tensor_scale
+        return (
+            codes, params.scales, np.empty(0, np.int32) if zeros is None else zeros,
+            np.empty(0, np.float32) if scale is None else scale,
+        )  # fmt: skip
+
+
+class Dequantize(OpRun):
+    op_domain = DOMAIN
+
+    def _run(
+        self, codes: Array, scale: Any, zero_point: Any = None, tensor_scale: Any = None, *,
+        numbers: str, block: Sequence[int] = (), shape: Sequence[int] = (), dtype: int = 1,
+    ) -> tuple[Array]:  # fmt: skip
+        found = numbers_named(numbers)
+        layout = _layout(found, _sizes(found, codes, tuple(shape)), tuple(block))
+        stored = _stored(layout, scale, zero_point, tensor_scale)
+        assert stored is not None
+        return (native.dequantize(codes, layout, stored, _tensor_format(dtype)),)
+
+
+def _seed(seed: int) -> int:
+    """Attributes are signed."""
+    return int(seed) % (1 << 64)
+
+
+def _sizes(numbers: Numbers, codes: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """-1 is the size that the codes have; in the last dimension, times their number a byte."""
+    if len(shape) != codes.ndim and -1 in shape:
+        raise ShapeError("shape", shape, f"as many sizes as the codes of shape {codes.shape} have")
+    element = numbers.element_format
+    last = len(shape) - 1
+    per_byte = 8 // element.bits if element.packed else 1
+    return tuple(
+        n if n != -1 else codes.shape[i] * (per_byte if i == last else 1) for i, n in enumerate(shape)
+    )
+
+
+def _tensor_format(dtype: int) -> str:
+    wanted = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    for name, one in TENSOR_DTYPES.items():
+        if one == wanted:
+            return name
+    raise DtypeError("dtype", wanted, ", ".join(map(str, TENSOR_DTYPES.values())))
+
+
+# ------------------------------------------------------------------------------------------ AMD Quark's
+
+
+class MXQuantizeDequantize(OpRun):
+    op_domain = "com.amd.quark"
+
+    def _run(
+        self, x: Array, element_dtype: str = "int8", axis: int = 1, block_size: int = 32,
+        rounding_mode: int = 0, **others: Any,
+    ) -> tuple[Array]:  # fmt: skip
+        numbers = quark_numbers(element_dtype, rounding_mode)
+        block = quark_block(x.ndim, axis, block_size)
+        if isinstance(numbers, str) or isinstance(block, str):
+            raise ArgumentError(
+                "MXQuantizeDequantize",
+                numbers if isinstance(numbers, str) else block,
+                "as AMD Quark writes them",
+            )
+        if prod(x.shape) == 1:  # it leaves one alone
+            return (x,)
+        return (native.fake_quantize(x, _layout(numbers, x.shape, block)),)
+
+
+class MXFixNeuron(MXQuantizeDequantize):
+    op_domain = "com.vai.quantize"
+
+
+# ------------------------------------------------------------------------------------------ standard
+
+
+class QuantizeLinear(OpRun):
+    """As onnxruntime: what lies beyond every integer saturates (onnx's wraps), NaN is the least code."""
+
+    def _run(
+        self, x: Array, y_scale: Array, y_zero_point: Any = None, *, axis: int = 1, block_size: int = 0,
+        output_dtype: int | None = None, precision: int | None = None, saturate: int = 1,
+    ) -> tuple[Array]:  # fmt: skip
+        wanted = output_dtype or onnx.TensorProto.UINT8
+        code = onnx.helper.tensor_dtype_to_np_dtype(wanted) if y_zero_point is None else y_zero_point.dtype
+        wide = onnx.helper.tensor_dtype_to_np_dtype(precision) if precision else x.dtype
+        scale = reshape_input(y_scale, x.shape, axis, block_size)
+        quotient = x.astype(wide) / scale.astype(wide)
+        if not code.name.startswith(("int", "uint")):
+            return (saturate_cast(quotient, code) if saturate else quotient.astype(code),)
+        zero: Any = 0
+        if y_zero_point is not None:
+            zero = reshape_input(y_zero_point, x.shape, axis, block_size).astype(np.int64)
+        limits = ml_dtypes.iinfo(code)  # type: ignore[no-untyped-call]
+        low, high = limits.min - zero, limits.max - zero
+        rounded = np.rint(quotient).astype(np.float64)
+        bounded = np.clip(np.where(np.isnan(rounded), low, rounded), low, high)
+        return ((bounded.astype(np.int64) + zero).astype(code),)
+
+
+def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
+    return type(operator.__name__.partition("_")[0], (operator,), {"op_domain": "com.microsoft"})
+
+
+OPERATORS: tuple[type[OpRun], ...] = (
+    FakeQuantize, Quantize, DynamicQuantize, Dequantize, MXQuantizeDequantize, MXFixNeuron,
+    QuantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear_25),
+)  # fmt: skip
