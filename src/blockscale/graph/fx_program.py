@@ -44,15 +44,48 @@ def commit(graph: Graph, model: Model) -> Model:
 def copied(model: Model) -> Model:
     """The same model with a graph of its own; parameters and buffers are shared."""
     if isinstance(model, ExportedProgram):
-        return model._update(_copied(model.graph_module), copy.deepcopy(model.graph_signature))
+        signature = copy.deepcopy(model.graph_signature)
+        return _program(model, _copied(model.graph_module), signature, model.state_dict, model.constants)
     return _copied(model)
 
 
+def _program(
+    old: ExportedProgram, module: fx.GraphModule, signature: ExportGraphSignature,
+    state: dict[str, Any], constants: dict[str, Any],
+) -> ExportedProgram:  # fmt: skip
+    return ExportedProgram(
+        root=module, graph=module.graph, graph_signature=signature, state_dict=state, constants=constants,
+        range_constraints=dict(old.range_constraints), module_call_graph=list(old.module_call_graph),
+        example_inputs=old.example_inputs, verifiers=old.verifiers,
+    )  # fmt: skip
+
+
 def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    memo: dict[int, Any] = {}
-    made = fx.GraphModule(module, copy.deepcopy(module.graph, memo), type(module).__name__)
+    made = fx.GraphModule(module, _copied_graph(module.graph), type(module).__name__)
     made.meta = dict(module.meta)
+    for target in {str(node.target) for node in made.graph.nodes if node.op == "get_attr"}:
+        path, _, name = target.rpartition(".")
+        parent = made.get_submodule(path)
+        body = getattr(parent, name, None)
+        if isinstance(body, fx.GraphModule) and parent is not module.get_submodule(path):
+            setattr(parent, name, _copied(body))
     made.train(module.training)
+    return made
+
+
+def _copied_graph(graph: fx.Graph) -> fx.Graph:
+    """As copy.deepcopy makes it, which warns where a codegen holds the tree of the arguments, and renames."""
+    made = fx.Graph(tracer_cls=graph._tracer_cls)
+    copies: dict[fx.Node, fx.Node] = {}
+    returned = made.graph_copy(graph, copies, return_output_node=True)
+    made.set_codegen(copy.copy(graph._codegen))
+    if returned is not None:
+        value, old = returned
+        output = made.output(value, type_expr=old.type)
+        output.meta = copy.copy(old.meta)
+    for old, new in copies.items():  # signatures know placeholders by name, "input" among them
+        if new.name != old.name:
+            new.name = old.name
     return made
 
 
@@ -87,7 +120,7 @@ class _Program:
         specs = self._without_unused(specs)
         signature = ExportGraphSignature(specs, self._outputs())
         self.module.recompile()
-        return self.program._update(self.module, signature, state_dict=self.state, constants=self.constants)
+        return _program(self.program, self.module, signature, self.state, self.constants)
 
     def _placeholder(self, value: Value) -> fx.Node:
         assert value.const is not None

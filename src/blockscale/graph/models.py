@@ -18,11 +18,16 @@ _ADAPTERS = {
     "onnx_ir._core.Model": "onnx",  # before version 1
 }
 
+# Adapter → what registers the operators that it writes. It lies in a higher layer, so it is loaded by name.
+_OPERATORS = {"fx_program": "runtime.torch_fused"}
+
 
 def adapter_of(model: object) -> Any:
     for kind in type(model).__mro__:
         name = _ADAPTERS.get(f"{kind.__module__}.{kind.__qualname__}")
         if name is not None:
+            if name in _OPERATORS:
+                import_module(f"blockscale.{_OPERATORS[name]}")
             return import_module(f"blockscale.graph.{name}")
     hint = ""
     torch = sys.modules.get("torch")

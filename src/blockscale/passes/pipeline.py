@@ -8,12 +8,13 @@ from typing import Any
 from blockscale.errors import UnknownNameError
 from blockscale.graph import invariants, models
 from blockscale.graph.overlay import Graph
-from blockscale.passes import cse, fold, lift, sink
+from blockscale.passes import canonicalize, cse, fold, lift, sink
 from blockscale.passes.log import Log, counts
 
 Pass = Callable[[Graph, Log], None]
 
 PASSES: dict[str, Pass] = {
+    "canonicalize": canonicalize.run,
     "cse": cse.run,
     "lift": lift.run,
     "fold": fold.run,
@@ -21,7 +22,7 @@ PASSES: dict[str, Pass] = {
 }
 
 COMBINE = ("cse", "lift", "cse")
-OPTIMIZE = (*COMBINE, "fold", "sink", "cse")
+OPTIMIZE = ("canonicalize", *COMBINE, "fold", "sink", "cse")
 
 
 def run(graph: Graph, stages: Sequence[str], log: Log, *, check: bool = False) -> None:
