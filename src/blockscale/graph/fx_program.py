@@ -19,6 +19,7 @@ from torch.export.graph_signature import (
 
 from blockscale.graph.fx import Model, snapshot
 from blockscale.graph.fx_check import check
+from blockscale.graph.fx_copy import copied_module
 from blockscale.graph.fx_tensors import tensor_of
 from blockscale.graph.fx_write import Writer, fake_mode
 from blockscale.graph.overlay import Graph
@@ -45,8 +46,8 @@ def copied(model: Model) -> Model:
     """The same model with a graph of its own; parameters and buffers are shared."""
     if isinstance(model, ExportedProgram):
         signature = copy.deepcopy(model.graph_signature)
-        return _program(model, _copied(model.graph_module), signature, model.state_dict, model.constants)
-    return _copied(model)
+        return _program(model, copied_module(model.graph_module), signature, model.state_dict, model.constants)
+    return copied_module(model)
 
 
 def _program(
@@ -58,35 +59,6 @@ def _program(
         range_constraints=dict(old.range_constraints), module_call_graph=list(old.module_call_graph),
         example_inputs=old.example_inputs, verifiers=old.verifiers,
     )  # fmt: skip
-
-
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    made = fx.GraphModule(module, _copied_graph(module.graph), type(module).__name__)
-    made.meta = dict(module.meta)
-    for target in {str(node.target) for node in made.graph.nodes if node.op == "get_attr"}:
-        path, _, name = target.rpartition(".")
-        parent = made.get_submodule(path)
-        body = getattr(parent, name, None)
-        if isinstance(body, fx.GraphModule) and parent is not module.get_submodule(path):
-            setattr(parent, name, _copied(body))
-    made.train(module.training)
-    return made
-
-
-def _copied_graph(graph: fx.Graph) -> fx.Graph:
-    """As copy.deepcopy makes it, which warns where a codegen holds the tree of the arguments, and renames."""
-    made = fx.Graph(tracer_cls=graph._tracer_cls)
-    copies: dict[fx.Node, fx.Node] = {}
-    returned = made.graph_copy(graph, copies, return_output_node=True)
-    made.set_codegen(copy.copy(graph._codegen))
-    if returned is not None:
-        value, old = returned
-        output = made.output(value, type_expr=old.type)
-        output.meta = copy.copy(old.meta)
-    for old, new in copies.items():  # signatures know placeholders by name, "input" among them
-        if new.name != old.name:
-            new.name = old.name
-    return made
 
 
 def _changed(graph: Graph) -> bool:

@@ -5,7 +5,6 @@ The model is not changed: a copy of its graph, which shares parameters and submo
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,11 @@ import ml_dtypes
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from blockscale.errors import BlockscaleError, CalibrationError, DtypeError
+from blockscale.graph.fx_copy import copied_graph
 from blockscale.numerics.arrays import Array
 from blockscale.numerics.calibration import Calibrated, Observer
 from blockscale.runtime.calibration_data import Input, Random, fits, items
@@ -42,7 +43,7 @@ def calibrate(model: Model, inputs: Any, observers: Mapping[K, Observer]) -> dic
         return {}
     watch = Watch(observers)
     watch.check_source(inputs)
-    module = model.module() if isinstance(model, ExportedProgram) else model
+    module = _module_of(model) if isinstance(model, ExportedProgram) else model
     if not isinstance(module, fx.GraphModule):
         raise DtypeError(
             "model", type(model).__name__, "a torch.fx.GraphModule or a torch.export.ExportedProgram"
@@ -54,6 +55,17 @@ def calibrate(model: Model, inputs: Any, observers: Mapping[K, Observer]) -> dic
             count += 1
             _run(watched, args, kwargs, f"calibration batch {count}")
     return watch.finished(count)
+
+
+def _module_of(program: ExportedProgram) -> fx.GraphModule:
+    """Its inputs keep their names, which `module` changes where Python has a function of that name."""
+    module: Any = program.module()
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders, specs, strict=True):
+        node.name = spec.arg.name
+    result: fx.GraphModule = module
+    return result
 
 
 def _run(module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> None:
@@ -167,7 +179,7 @@ def _with_looks(
     module: fx.GraphModule, path: str, wanted: Mapping[str, set[str]], look: _Look
 ) -> fx.GraphModule:
     """A copy in which each wanted node, by path of its body, is followed by a look at it."""
-    graph, node_of = _copied(module.graph)
+    graph, node_of = copied_graph(module.graph)
     result = fx.GraphModule(module, graph, type(module).__name__)
     result.add_module("blockscale_look", look)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -183,16 +195,6 @@ def _with_looks(
             node.target = name
     result.recompile()
     return result
-
-
-def _copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A copy and its nodes by those of the original. (copy.deepcopy trips over torch's own deprecations.)"""
-    result = fx.Graph(tracer_cls=graph._tracer_cls)
-    node_of: dict[fx.Node, fx.Node] = {}
-    returned = result.graph_copy(graph, node_of)
-    result.output(returned)
-    result.set_codegen(copy.copy(graph._codegen))
-    return result, node_of
 
 
 def _add_check(module: fx.GraphModule) -> None:
