@@ -7,7 +7,7 @@ what is live onto the model, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from blockscale.graph.dims import Alphabet
@@ -27,9 +27,12 @@ class Graph:
         self.mutated: set[Value] = set()  # written to in place, under some name, while the graph runs
         self.arguments: Callable[[Node], Hashable] = lambda node: node  # all that a node says beside operands
         self.written: Callable[[Node], Mapping[str, Any]] = lambda node: NOTHING  # see `settings`
+        self.fusible: Collection[str] = ()  # fused operators (rows of `fused`) that the adapter can write
         self.notes: dict[Value, Any] = {}  # quantization metadata; arrays, so a mention is not a use
         self._nodes: list[Node] = []
         self._all: dict[Node, None] = {}  # also new nodes, which `_nodes` has only once they are sorted
+        self._stale = False  # whether `_nodes` may be out of date
+        self._suspects: dict[Node, None] = {}  # which may not be live any more, or never were
         self._made = 0
         self.changed = False
         self.origin: Any = None  # the adapter's own
@@ -39,7 +42,8 @@ class Graph:
     @property
     def nodes(self) -> list[Node]:
         """The live nodes in an order in which they can run."""
-        self._nodes = self.sorted()
+        if self._stale:
+            self._nodes, self._stale = self.sorted(), False
         return self._nodes
 
     def walk(self) -> Iterator[Graph]:
@@ -72,8 +76,13 @@ class Graph:
         """Nodes of the model in their order; a new node, or one needed earlier, before its first user."""
         done: set[Node] = set()
         result: list[Node] = []
+        every = self._all
         for root in self._nodes:
-            if root in done or root not in self._all or not root.live:
+            if root in done or root not in every or not root.live:
+                continue
+            if all([v is None or (made := v.producer) is None or made in done for v in root.slots]):
+                done.add(root)
+                result.append(root)
                 continue
             stack: list[tuple[Node, Iterator[Value | None]]] = [(root, iter(root.slots))]
             open_nodes = {root}
@@ -109,6 +118,8 @@ class Graph:
         """Append a node of the model; its slots become uses."""
         self._nodes.append(node)
         self._all[node] = None
+        self._stale = True
+        self._suspects[node] = None
         _use(node)
         return node
 
@@ -151,8 +162,9 @@ class Graph:
             Value(node.name if i == 0 else f"{node.name}_{i}", meta, node, i) for i, meta in enumerate(metas)
         ]
         self._all[node] = None
+        self._suspects[node] = None
         _use(node)
-        self.changed = True
+        self.changed = self._stale = True
         return node
 
     def replace(self, old: Value, new: Value, users: Iterable[tuple[Node, int]] | None = None) -> None:
@@ -166,16 +178,19 @@ class Graph:
             return
         if old is not None:
             old.uses.pop((node, slot), None)
+            if old.producer is not None:
+                self._suspects[old.producer] = None
+        if node.call.kind == "assert":  # it lives as long as what it checks
+            self._suspects[node] = None
         node.slots[slot] = new
         if new is not None:
             new.uses[(node, slot)] = None
-        node.dirty = self.changed = True
+        node.dirty = self.changed = self._stale = True
 
     def sweep(self) -> int:
         """Remove nodes that are not live; how many."""
-        removed = self.discard(list(self._all))
-        self._nodes = [node for node in self._nodes if node in self._all]
-        return removed
+        suspects, self._suspects = self._suspects, {}
+        return self.discard(suspects)
 
     def discard(self, candidates: Iterable[Node]) -> int:
         """Remove those of the candidates that are not live, and what only they kept alive; how many."""
@@ -193,7 +208,8 @@ class Graph:
                     if value.producer is not None:
                         pending.append(value.producer)
             pending += [user for value in node.outputs for user, _ in value.uses]  # its checks
-        self.changed |= removed > 0
+        if removed:
+            self.changed = self._stale = True
         return removed
 
 

@@ -75,7 +75,10 @@ class Value:
 
     @property
     def used(self) -> bool:
-        return any(node.call.kind != "assert" for node, _ in self.uses)
+        for node, _ in self.uses:  # noqa: SIM110  asked of every value again and again
+            if node.call.kind != "assert":
+                return True
+        return False
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -124,7 +127,7 @@ class Node:
         """Whether it has an effect, or an output that is used. A check lives as long as what it checks."""
         if self.call.kind == "assert":
             return all(v is None or v.producer is None or v.producer.live for v in self.slots)
-        return not self.call.pure or any(value.used for value in self.outputs)
+        return not self.call.pure or any([value.used for value in self.outputs])
 
     def where(self) -> str:
         return f"{self.name} ({self.call.name}{', ' + self.site if self.site else ''})"
