@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from blockscale.errors import DtypeError
+from blockscale.graph.collecting import at_rest
 from blockscale.graph.overlay import Graph
 
 # Class of a model → module of its adapter, with `snapshot(model)`, `commit(graph, model)`, `copied(model)`
@@ -39,12 +40,14 @@ def adapter_of(model: object) -> Any:
     )  # fmt: skip
 
 
+@at_rest()
 def snapshot(model: Any) -> Graph:
     """The overlay of a model; nothing is changed."""
     graph: Graph = adapter_of(model).snapshot(model)
     return graph
 
 
+@at_rest()
 def commit(graph: Graph, model: Any) -> Any:
     """The model with the edits of its overlay."""
     return adapter_of(model).commit(graph, model)
