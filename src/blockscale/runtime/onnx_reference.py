@@ -322,11 +322,15 @@ class QuantizeLinear(OpRun):
         return ((bounded.astype(np.int64) + zero).astype(code),)
 
 
+class DequantizeLinear(DequantizeLinear_25):
+    """onnx's has no version before 19; the last one is all of them."""
+
+
 def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
-    return type(operator.__name__.partition("_")[0], (operator,), {"op_domain": "com.microsoft"})
+    return type(operator.__name__, (operator,), {"op_domain": "com.microsoft"})
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
     FakeQuantize, Quantize, DynamicQuantize, Dequantize, MXQuantizeDequantize, MXFixNeuron,
-    QuantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear_25),
+    QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
 )  # fmt: skip
