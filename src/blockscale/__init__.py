@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockscale import errors
     from blockscale.api import Recipe, Rule, choose_params, dequantize, fake_quantize, quantize
+    from blockscale.model_api import fake_quantize_model, load, optimize, quantize_model
     from blockscale.numerics.formats import FORMATS
     from blockscale.numerics.layout import Layout
     from blockscale.numerics.scheme import PRESETS, Numbers, Scheme
@@ -29,7 +30,11 @@ __all__ = [
     "dequantize",
     "errors",
     "fake_quantize",
+    "fake_quantize_model",
+    "load",
+    "optimize",
     "quantize",
+    "quantize_model",
 ]
 
 # Where a name lives. Loaded when first asked for: `blockscale --help` and the tools need no compiled core.
@@ -45,7 +50,11 @@ _HOME = {
     "choose_params": "api",
     "dequantize": "api",
     "fake_quantize": "api",
+    "fake_quantize_model": "model_api",
+    "load": "model_api",
+    "optimize": "model_api",
     "quantize": "api",
+    "quantize_model": "model_api",
 }
 
 

@@ -1,10 +1,10 @@
-"""The public functions on models: a recipe's quantization, the value-preserving passes, loading."""
+"""The public functions on models: a recipe's quantization, the value-preserving passes, loading, comparing."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 from blockscale import compiler
 from blockscale.compiler import Method
 from blockscale.compiler_report import Report, constant_bytes
-from blockscale.errors import ArgumentError, UnknownNameError
+from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
 from blockscale.graph import models
-from blockscale.passes.log import Log
-from blockscale.passes.pipeline import OPTIMIZE, run
+from blockscale.passes import pipeline
+from blockscale.passes.log import Log, counts
+from blockscale.passes.pipeline import OPTIMIZE
 from blockscale.recipe import Given
 
 __all__ = ["fake_quantize_model", "load", "optimize", "quantize_model"]
@@ -27,88 +28,133 @@ _READERS = {".pt2": "torch", ".onnx": "onnx"}
 
 def quantize_model(
     model: Any, recipe: Given | None = None, *, example_inputs: Any = None, dynamic_shapes: Any = None,
-    calibration: Any = None, method: Method = "minmax", stages: Sequence[str] = OPTIMIZE, check: bool = False,
-    **reading: Any,
+    calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
+    stages: Sequence[str] = OPTIMIZE, check: bool = False,
 ) -> Any:  # fmt: skip
     """The model with its tensors quantized as the recipe says; callable, with `.save(path)` and `.report`.
 
-    model           a torch module, ExportedProgram or GraphModule; an ONNX model or the path of one. It stays
-                    as it is
+    model           a torch module, ExportedProgram or GraphModule; an onnx_ir.Model or ModelProto; or the path
+                    of an .onnx or .pt2 file. It stays as it is. A module is taken as it is in evaluation
     recipe          a preset's name ("mxfp4", "mxfp4-mxint8", "int8", …), a Recipe, a .yaml file, …; None takes
                     the quantizes that the model has, ours or foreign
     example_inputs  of a torch module, to export it with: a tensor, a tuple of arguments, or a dict by name
     dynamic_shapes  as torch.export takes them
     calibration     inputs for static scales (`int8` has some, MX none): an iterable of batches, …
     method          how static scales are found: "minmax", ("percentile", {"percentile": 99.9}), …
+    libraries       of custom operators that onnxruntime needs to run the model over calibration data
     stages, check   see `optimize`
     """
     log = Log()
-    model = _graph_of(model, example_inputs, dynamic_shapes)
-    before = constant_bytes(models.snapshot(model))
+    model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
+    given = models.snapshot(model)
     explanation = None
     if recipe is not None:
+        reading = _reading(model, libraries)
         made = compiler.fake_quantized(model, recipe, log, calibration=calibration, method=method, **reading)
         explanation, model = made.explanation, made.model
-    graph = models.snapshot(model := models.copied(model))
-    run(graph, stages, log, check=check)
-    model = models.commit(graph, model)
-    if check:
-        models.check(model, "writing")
-    report = Report.of(explanation, log, before, constant_bytes(models.snapshot(model)))
-    target = import_module(f"blockscale.targets.{_IN_MEMORY[models.adapter_of(model).__name__]}")
-    return target.quantized(model, report)
+    model = pipeline.optimize(model, stages=stages, log=log, check=check)
+    log.before = counts(given)
+    report = Report.of(explanation, log, constant_bytes(given), constant_bytes(models.snapshot(model)))
+    return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report)
 
 
 def fake_quantize_model(
     model: Any, recipe: Given, *, example_inputs: Any = None, dynamic_shapes: Any = None,
-    calibration: Any = None, method: Method = "minmax", gradient: str = "straight", **reading: Any,
+    calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
+    gradient: str = "straight", log: Log | None = None,
 ) -> Any:  # fmt: skip
-    """The model with the recipe's fake-quantizes, in float, of the kind that was given: to train, or to compare.
+    """The model with the recipe's fake-quantizes, in float: to train, or to compare.
 
-    A torch module becomes a GraphModule that shares its parameters; gradients go straight through
-    quantizes, or with gradient="clipped" only where a value is in range. Train it, then hand it to
-    `quantize_model` without a recipe. Other arguments as there.
+    A torch module becomes a GraphModule that shares its parameters and does what the module does in its mode,
+    training or evaluation. Gradients go straight through quantizes, or with gradient="clipped" only where a
+    value is in range. Train it, then hand it to `quantize_model` without a recipe. An ONNX file becomes an
+    onnx_ir.Model; everything else is what it was. Other arguments as there.
     """
     given = _graph_of(model, example_inputs, dynamic_shapes)
     made = compiler.fake_quantized(
-        given, recipe, Log(), calibration=calibration, method=method, gradient=gradient, **reading
-    )
-    return made.model.module() if given is not model and hasattr(made.model, "module") else made.model
+        given, recipe, Log() if log is None else log, calibration=calibration, method=method,
+        gradient=gradient, **_reading(given, libraries),
+    )  # fmt: skip
+    return made.model.module() if _is_module(model) else _as_given(made.model, model)
 
 
 def optimize(
     model: Any, *, stages: Sequence[str] = OPTIMIZE, log: Log | None = None, check: bool = False,
     in_place: bool = False,
 ) -> Any:  # fmt: skip
-    """`blockscale.passes.optimize`."""
+    """`blockscale.passes.optimize`, also of ModelProtos and of files."""
+    read = _graph_of(model, None, None)
+    if in_place and read is not model:
+        raise CombinationError(
+            f"in_place with a {type(model).__name__}, which is read as a {type(read).__name__}"
+        )
+    made = pipeline.optimize(read, stages=stages, log=log, check=check, in_place=in_place)
+    return _as_given(made, model)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
     """A quantized model that `save` wrote: callable, with `.save` and `.report`."""
+    return _file_target(path).load(Path(path))
+
+
+def _file_target(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     if path.suffix not in _READERS:
         raise UnknownNameError("suffix of path", path.suffix, _READERS)
     if not path.is_file():
         raise ArgumentError("path", str(path), "a file that exists")
-    return import_module(f"blockscale.targets.{_READERS[path.suffix]}").load(path)
+    return import_module(f"blockscale.targets.{_READERS[path.suffix]}")
 
 
-def _graph_of(model: Any, example_inputs: Any, dynamic_shapes: Any) -> Any:
-    """The model as an adapter takes it: torch modules are exported, ONNX files read."""
-    if _is_module(model):
+def _graph_of(model: Any, example_inputs: Any, dynamic_shapes: Any, *, evaluate: bool = False) -> Any:
+    """The model as an adapter takes it: torch modules are exported, files read."""
+    if _is_module(model) and (example_inputs is not None or not _is_graph_module(model)):
         if example_inputs is None:
-            raise ArgumentError("example_inputs", None, "inputs that torch.export can trace the module with")
-        return import_module("blockscale.runtime.torch_export").exported(
-            model, example_inputs, dynamic_shapes
-        )
+            raise ArgumentError(
+                "example_inputs", None,
+                "inputs that torch.export can trace the module with: a tensor, a tuple of arguments, or a dict "
+                "of arguments by name",
+            )  # fmt: skip
+        export = import_module("blockscale.runtime.torch_export")
+        return export.exported(model, example_inputs, dynamic_shapes, evaluate=evaluate)
     for name, value in (("example_inputs", example_inputs), ("dynamic_shapes", dynamic_shapes)):
         if value is not None:
-            raise ArgumentError(name, type(value).__name__, "for torch modules, which are exported with them")
+            raise CombinationError(
+                f"{name} with a {type(model).__name__}: they are for torch modules, which are exported with them"
+            )
+    if isinstance(model, str | os.PathLike):
+        return _file_target(model).read(model)
+    if _is_proto(model):
+        return import_module("blockscale.targets.onnx").read(model)
     return model
+
+
+def _as_given(made: Any, model: Any) -> Any:
+    if _is_proto(model):
+        return import_module("onnx_ir").to_proto(made)
+    return made
+
+
+def _library(model: Any) -> str:
+    return _IN_MEMORY[models.adapter_of(model).__name__]
+
+
+def _reading(model: Any, libraries: Iterable[str]) -> dict[str, Any]:
+    libraries = tuple(libraries)
+    if libraries and _library(model) != "onnx":
+        raise CombinationError(f"libraries with a {type(model).__name__}: they are for ONNX models")
+    return {"libraries": libraries} if libraries else {}
 
 
 def _is_module(model: object) -> bool:
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
-        return False
-    return not isinstance(model, torch.fx.GraphModule)
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _is_graph_module(model: object) -> bool:
+    return isinstance(model, sys.modules["torch"].fx.GraphModule)
+
+
+def _is_proto(model: object) -> bool:
+    onnx = sys.modules.get("onnx")
+    return onnx is not None and isinstance(model, onnx.ModelProto)

@@ -25,7 +25,7 @@ from blockscale.graph.fx_write import Writer, fake_mode
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Value
 
-__all__ = ["check", "commit", "copied", "snapshot"]
+__all__ = ["check", "commit", "copied", "snapshot", "with_state"]
 
 
 def commit(graph: Graph, model: Model) -> Model:
@@ -45,9 +45,14 @@ def commit(graph: Graph, model: Model) -> Model:
 def copied(model: Model) -> Model:
     """The same model with a graph of its own; parameters and buffers are shared."""
     if isinstance(model, ExportedProgram):
-        signature = copy.deepcopy(model.graph_signature)
-        return _program(model, copied_module(model.graph_module), signature, model.state_dict, model.constants)
+        return with_state(model, model.state_dict)
     return copied_module(model)
+
+
+def with_state(program: ExportedProgram, state: dict[str, Any]) -> ExportedProgram:
+    """A copy that has these parameters and buffers, by the same names."""
+    signature = copy.deepcopy(program.graph_signature)
+    return _program(program, copied_module(program.graph_module), signature, state, program.constants)
 
 
 def _program(

@@ -50,7 +50,7 @@ def calibrate(model: Model, inputs: Any, observers: Mapping[K, Observer]) -> dic
         )
     watched = _watched(module, watch)
     count = 0
-    with torch.no_grad(), _evaluating(watched):
+    with torch.no_grad(), evaluating(watched):
         for args, kwargs in shown(_calls(inputs, watched), "calibrating", inputs):
             count += 1
             _run(watched, args, kwargs, f"calibration batch {count}")
@@ -215,8 +215,8 @@ def _input(node: fx.Node, dtype: str) -> Input:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Set by hand: exported modules refuse eval()."""
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation for a while. Set by hand: exported modules refuse eval()."""
     training = [one for one in module.modules() if one.training]
     for one in training:
         one.training = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,20 +12,26 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from blockscale.errors import ArgumentError, ExportError
+from blockscale.runtime.torch_calibrate import evaluating
 
 _WAYS_OUT = (
-    "make the line free of control flow that depends on data (torch.where, torch.cond), pass other "
-    "example_inputs or dynamic_shapes, or quantize without example_inputs: that replaces layers in place of "
-    "exporting the whole"
+    "make the line free of control flow that depends on data (torch.where or torch.cond in its place), pass "
+    "other example_inputs or dynamic_shapes, or quantize the parts of the model that can be exported, each a "
+    "module of its own"
 )
 _LONGEST = 600
 
 
-def exported(module: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) -> ExportedProgram:
-    """`example_inputs` are a tensor, a tuple of arguments, or a dict of arguments by name."""
+def exported(
+    module: nn.Module, example_inputs: Any, dynamic_shapes: Any = None, *, evaluate: bool = False
+) -> ExportedProgram:
+    """`example_inputs` are a tensor, a tuple of arguments, or a dict of arguments by name.
+
+    evaluate  as the module is in evaluation, whatever its mode; the mode stays
+    """
     args, kwargs = arguments(example_inputs)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(module) if evaluate else nullcontext():
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # whatever a model of a user raises
         said = str(error).strip()

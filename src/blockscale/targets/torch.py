@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +16,8 @@ from torch.export import ExportedProgram
 from blockscale.compiler_report import Report
 from blockscale.errors import CombinationError, FileError
 from blockscale.files import written_whole
-from blockscale.runtime import torch_ops  # noqa: F401  the operators that saved programs hold
+from blockscale.graph.fx_program import with_state
+from blockscale.runtime import torch_fused  # noqa: F401  the operators that saved programs hold
 
 __all__ = ["QuantizedModule", "load", "quantized"]
 
@@ -25,14 +29,23 @@ class QuantizedModule(nn.Module):
 
     program  its graph: an ExportedProgram, or a GraphModule where one was given
     report   what was quantized how, what the passes did, and the size
+
+    Its tensors are codes, scales, and copies of what stayed float: nothing is shared with the given model.
     """
 
     def __init__(self, program: ExportedProgram | fx.GraphModule, report: Report) -> None:
         super().__init__()
-        self.program = program
         self.report = report
-        self.model = program.module() if isinstance(program, ExportedProgram) else program
+        self.model: nn.Module = program.module() if isinstance(program, ExportedProgram) else program
+        self._program = program if isinstance(program, ExportedProgram) else None
         self.training = False
+
+    @property
+    def program(self) -> ExportedProgram | fx.GraphModule:
+        if self._program is not None:
+            return self._program
+        assert isinstance(self.model, fx.GraphModule)
+        return self.model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -45,31 +58,54 @@ class QuantizedModule(nn.Module):
             )
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> QuantizedModule:
+        return self.train() if requires_grad else self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedModule:
+        """What `to`, `half`, `cuda`, … do: its graph and its scales hold a dtype and a device."""
+        probe = torch.zeros(())
+        moved = fn(probe)
+        if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+            raise CombinationError(
+                f"a quantized model stays on its device and keeps its dtype, {moved.dtype} on {moved.device} "
+                "is another: change the float model, and quantize that"
+            )
+        return self
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """As .pt2, for `blockscale.load` and torch.export.load."""
-        if not isinstance(self.program, ExportedProgram):
+        program = self._program
+        if program is None:
             raise CombinationError(
                 f"{path}: a GraphModule has no signature to be saved with; quantize a module with "
                 "example_inputs, or an ExportedProgram"
             )
         with written_whole(path) as temporary, open(temporary, "wb") as file:
-            torch.export.save(self.program, file, extra_files={_REPORT: self.report.to_json()})
+            torch.export.save(program, file, extra_files={_REPORT: self.report.to_json()})
 
     def __reduce__(self) -> Any:
-        if not isinstance(self.program, ExportedProgram):
-            return _made, (self.program, self.report)
+        if self._program is None:
+            return QuantizedModule, (self.model, self.report)
         stream = io.BytesIO()
-        torch.export.save(self.program, stream)
+        torch.export.save(self._program, stream)
         return _unpickled, (stream.getvalue(), self.report)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
-        make, arguments = self.__reduce__()
-        made: QuantizedModule = make(*arguments)
-        return made
+        if self._program is None:
+            return QuantizedModule(_copied(self.model, memo), self.report)
+        return QuantizedModule(_independent(self._program), self.report)
 
 
 def quantized(model: ExportedProgram | fx.GraphModule, report: Report) -> QuantizedModule:
-    return QuantizedModule(model, report)
+    """`model` may share tensors with the one that was given; the result does not."""
+    if isinstance(model, ExportedProgram):
+        return QuantizedModule(_independent(model), report)
+    made = _copied(model, {})
+    for one in made.modules():
+        one.training = False
+    for parameter in made.parameters():
+        parameter.requires_grad_(False)
+    return QuantizedModule(made, report)
 
 
 def load(path: str | os.PathLike[str]) -> QuantizedModule:
@@ -86,8 +122,31 @@ def load(path: str | os.PathLike[str]) -> QuantizedModule:
     return QuantizedModule(program, Report.from_json(extra[_REPORT], str(path)))
 
 
-def _made(program: fx.GraphModule, report: Report) -> QuantizedModule:
-    return QuantizedModule(program, report)
+def read(path: str | os.PathLike[str]) -> ExportedProgram:
+    """Any .pt2."""
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise FileError(f"{path}: torch.export cannot load it: {type(error).__name__}: {error}") from error
+
+
+def _independent(program: ExportedProgram) -> ExportedProgram:
+    """With tensors of its own, that take no gradients; what was one tensor stays one."""
+    copies: dict[int, torch.Tensor] = {}
+    state = {}
+    for name, tensor in program.state_dict.items():
+        if id(tensor) not in copies:
+            made = tensor.detach().clone()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(made, requires_grad=False) if is_parameter else made
+        state[name] = copies[id(tensor)]
+    return with_state(program, state)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own pytrees
+        return copy.deepcopy(module, memo)
 
 
 def _unpickled(saved: bytes, report: Report) -> QuantizedModule:

@@ -1,0 +1,140 @@
+"""A quantized ONNX model: it runs on onnx's reference evaluator, and is saved as .onnx."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from blockscale.compiler_report import Report
+from blockscale.errors import ArgumentError, DtypeError, FileError
+from blockscale.files import written_whole
+from blockscale.runtime.onnx_reference import Runner
+
+__all__ = ["QuantizedOnnx", "load", "quantized", "read"]
+
+_REPORT = "blockscale_report"  # key of metadata_props
+_IR = 13  # the newest that onnxruntime 1.31 loads
+_LARGEST = (1 << 31) - (
+    1 << 24
+)  # bytes of weights in one protobuf, which ends at 2 GiB; the rest is for nodes
+_INLINE = 1 << 10  # bytes; smaller tensors stay in the graph where weights lie in a file of their own
+
+
+class QuantizedOnnx:
+    """A model that computes with quantized tensors.
+
+    model    an onnx_ir.Model; quantizers are operators of the domain `blockscale`
+    report   what was quantized how, what the passes did, and the size; it is saved with the model
+    """
+
+    def __init__(self, model: ir.Model, report: Report) -> None:
+        self.model = model
+        self.report = report
+        model.ir_version = min(model.ir_version, _IR)
+        model.metadata_props[_REPORT] = report.to_json()
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return Runner(self.model)
+
+    def __call__(self, *arrays: Any, **by_name: Any) -> Any:
+        """The output, or a tuple of outputs. Inputs in order, by name, or as one dict."""
+        names, first = self._runner.inputs, next(iter(arrays), None)
+        if len(arrays) == 1 and isinstance(first, Mapping):
+            given = {**first, **by_name}
+        elif len(arrays) > len(names):
+            raise ArgumentError("inputs", f"{len(arrays)} arrays", f"the model takes {', '.join(names)}")
+        else:
+            given = dict(zip(names, arrays, strict=False)) | by_name
+        found = self._runner.run(given)
+        outputs = tuple(found.values())
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As .onnx, for `blockscale.load`; weights beyond 2 GB lie in `<name>.data` beside it."""
+        path = Path(path)
+        if _weight_bytes(self.model) <= _LARGEST:
+            with written_whole(path) as temporary:
+                temporary.write_bytes(ir.to_proto(self.model).SerializeToString())
+            return
+        # The data that a model at `path` uses stays until the new model is in its place.
+        names = [f"{path.name}.data", f"{path.name}.2.data"]
+        fresh, other = sorted(names, key=lambda name: (path.parent / name).exists())
+        with written_whole(path.parent / fresh) as data:
+            outside = _unloaded(self.model, data, fresh)
+        with written_whole(path) as temporary:
+            temporary.write_bytes(outside.SerializeToString())
+        (path.parent / other).unlink(missing_ok=True)
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (ir.to_proto(self.model).SerializeToString(), self.report)
+
+
+def quantized(model: ir.Model, report: Report) -> QuantizedOnnx:
+    return QuantizedOnnx(model, report)
+
+
+def load(path: str | os.PathLike[str]) -> QuantizedOnnx:
+    """What `save` wrote."""
+    model = read(path)
+    told = model.metadata_props.get(_REPORT)
+    if told is None:
+        raise FileError(f"{path}: not written by blockscale; quantize_model takes it")
+    return QuantizedOnnx(model, Report.from_json(told, str(path)))
+
+
+def read(model: Any) -> ir.Model:
+    """An onnx_ir.Model of what users give: the path of a file, a ModelProto, or one."""
+    if isinstance(model, ir.Model):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    if not isinstance(model, str | os.PathLike):
+        raise DtypeError(
+            "model", type(model).__name__, "the path of an .onnx file, a ModelProto or an onnx_ir.Model"
+        )
+    try:
+        loaded = ir.load(os.fspath(model))
+        for (
+            value
+        ) in loaded.graph.initializers.values():  # external data is read late; whether it is there, now
+            if isinstance(value.const_value, ir.ExternalTensor):
+                os.stat(value.const_value.path)
+    except FileNotFoundError as error:
+        raise FileError(f"{os.fspath(model)}: there is no file {error.filename}") from None
+    except Exception as error:  # protobuf and onnx_ir say it in many ways
+        raise FileError(f"{os.fspath(model)}: not an ONNX model that can be read ({error})") from error
+    return loaded
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    graphs = (model.graph, *model.graph.subgraphs())
+    tensors = (value.const_value for graph in graphs for value in graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def _unloaded(model: ir.Model, data: Path, name: str) -> onnx.ModelProto:
+    """The model without its large weights, which are written to `data` and will be found in `name` beside it."""
+    copy = model.clone()
+    values = [
+        value for value in copy.graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes >= _INLINE
+    ]  # fmt: skip
+    tensors = [value.const_value for value in values if value.const_value is not None]
+    outside = ir.external_data.convert_tensors_to_external(tensors, data.parent, data.name)
+    for value, tensor in zip(values, outside, strict=True):
+        value.const_value = ir.ExternalTensor(
+            name, tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=str(value.name), base_dir=data.parent,
+        )  # fmt: skip
+    return ir.to_proto(copy)
+
+
+def _unpickled(saved: bytes, report: Report) -> QuantizedOnnx:
+    return QuantizedOnnx(ir.from_proto(onnx.ModelProto.FromString(saved)), report)
