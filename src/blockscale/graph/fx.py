@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from blockscale.errors import DtypeError
 from blockscale.graph.args import Args, Unreadable
 from blockscale.graph.dims import Alphabet
-from blockscale.graph.fused import FUSED_OPS
+from blockscale.graph.fused import FUSED_OPS, ROW_OF
 from blockscale.graph.fused_read import READ_FUSED
 from blockscale.graph.fx_effects import (
     Facts,
@@ -88,6 +88,7 @@ class _Reader:
         self.graph.origin = module
         self.graph.arguments = lambda node: _literal(node.origin)
         self.graph.written = self._written
+        self.graph.fusible = ROW_OF
         self.value_of: dict[fx.Node, Value] = {}
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem
         self.written: list[Value] = []
@@ -147,8 +148,9 @@ class _Reader:
     def _node(
         self, node: fx.Node, order: int, call: Call, slots: list[Value | None], outs: list[Meta | None] | None
     ) -> None:
-        made = Node(call, slots, node.name, order, node, _site(node))
-        made.scope = _scope(node)
+        scope = _scope(node)
+        made = Node(call, slots, node.name, order, node, _site(scope, node.meta.get("stack_trace")))
+        made.scope = scope
         if outs is not None:
             several = _is_several(node)
             made.outputs = [
@@ -160,13 +162,15 @@ class _Reader:
             elif outs:
                 self.value_of[node] = made.outputs[0]
         self.graph.add_node(made)
-        self.graph.bodies += [(made, body) for body in self.bodies_of.pop(node, ())]
+        if node in self.bodies_of:
+            self.graph.bodies += [(made, body) for body in self.bodies_of.pop(node)]
 
     def _call(self, node: fx.Node, slots: list[Value | None], outs: list[Meta | None]) -> Call:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return self._unschemed(node, slots)
-        name, facts = str(target), facts_of(target)
+        facts = facts_of(target)
+        name = facts.name
         pure = facts.pure and is_calm(facts, node)
         writes = written_arguments(facts, node)
         if writes:
@@ -233,26 +237,31 @@ def _operands(names: str, args: Args) -> tuple[int | None, ...]:
 # ------------------------------------------------------------------------------------------ arguments
 
 
-def leaves(node: fx.Node) -> Iterator[fx.Node]:
+_SEVERAL = (list, tuple)  # isinstance is faster with it than with a union
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
+
+
+def leaves(node: fx.Node) -> list[fx.Node]:
     """The nodes among its arguments, in order, repeats included."""
-    for argument in node.args:
-        yield from _leaves_of(argument)
-    for argument in node.kwargs.values():
-        yield from _leaves_of(argument)
+    found: list[fx.Node] = []
+    _add_leaves(node.args, found)
+    if node.kwargs:
+        _add_leaves(node.kwargs.values(), found)
+    return found
 
 
-def _leaves_of(argument: Any) -> Iterator[fx.Node]:
-    if isinstance(argument, fx.Node):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for item in argument:
-            yield from _leaves_of(item)
-    elif isinstance(argument, dict):
-        for item in argument.values():
-            yield from _leaves_of(item)
-    elif isinstance(argument, slice):
-        for item in (argument.start, argument.stop, argument.step):
-            yield from _leaves_of(item)
+def _add_leaves(arguments: Iterable[Any], found: list[fx.Node]) -> None:
+    for argument in arguments:
+        if argument.__class__ in _PLAIN:
+            continue
+        if isinstance(argument, fx.Node):
+            found.append(argument)
+        elif isinstance(argument, _SEVERAL):
+            _add_leaves(argument, found)
+        elif isinstance(argument, dict):
+            _add_leaves(argument.values(), found)
+        elif isinstance(argument, slice):
+            _add_leaves((argument.start, argument.stop, argument.step), found)
 
 
 def _args(
@@ -260,32 +269,31 @@ def _args(
 ) -> Args:
     """Arguments by name; a size that is computed in the graph becomes its Value."""
     tensors: dict[str, Any] = {}
-    others: dict[str, Any] = {name: value for name, value in facts.defaults.items() if value is not None}
-    at = 0
+    others: dict[str, Any] = dict(facts.defaults)
+    rest = iter(range(len(slots)))  # the slots, in order of the nodes among the arguments
 
     def place(argument: Any) -> Any:
-        nonlocal at
+        if argument.__class__ in _PLAIN:
+            return argument
         if isinstance(argument, fx.Node):
-            at += 1
-            return _Slot(at - 1)
-        if isinstance(argument, list | tuple):
+            return _Slot(next(rest))
+        if isinstance(argument, _SEVERAL):
             return [place(item) for item in argument]
         return argument
 
-    bound = list(zip(facts.names, node.args, strict=False)) + list(node.kwargs.items())
-    for name, argument in bound:
+    bound: Iterable[tuple[str, Any]] = zip(facts.names, node.args, strict=False)
+    for name, argument in (*bound, *node.kwargs.items()) if node.kwargs else bound:
+        if argument.__class__ in _PLAIN:
+            others[name] = argument
+            continue
         placed = place(argument)
         if isinstance(placed, _Slot):
             value = slots[placed.index]
-            tensors[name] = placed.index
-            if (
-                value is not None
-                and value.meta is None
-                and isinstance(_val(value.origin), torch.SymInt | int)
-            ):
+            if value is not None and value.meta is None and isinstance(_val(value.origin), _SIZES):
                 others[name] = value
-                tensors.pop(name)
-        elif isinstance(placed, list) and any(isinstance(p, _Slot) for p in placed):
+            else:
+                tensors[name] = placed.index
+        elif isinstance(placed, list) and any([isinstance(p, _Slot) for p in placed]):
             if all(isinstance(p, _Slot) or p is None for p in placed) and _is_tensors(placed, slots):
                 tensors[name] = [None if p is None else p.index for p in placed]
             else:
@@ -293,6 +301,9 @@ def _args(
         else:
             others[name] = placed
     return Args(slots, tensors, others, outs, alphabet)
+
+
+_SIZES = (torch.SymInt, int)
 
 
 class _Slot:
@@ -316,8 +327,8 @@ def _literal(node: fx.Node) -> Any:
 def _hashable(argument: Any) -> Any:
     if isinstance(argument, fx.Node):
         return "%"
-    if isinstance(argument, list | tuple):
-        return tuple(_hashable(item) for item in argument)
+    if isinstance(argument, _SEVERAL):
+        return tuple([_hashable(item) for item in argument])
     if isinstance(argument, dict):
         return tuple((key, _hashable(value)) for key, value in argument.items())
     # 1 == 1.0 == True, and they mean different things.
@@ -341,7 +352,7 @@ def _meta(node: fx.Node) -> Meta | None:
 def _output_metas(node: fx.Node) -> list[Meta | None]:
     found = node.meta.get("val")
     several = _is_several(node)
-    if isinstance(found, list | tuple):
+    if isinstance(found, _SEVERAL):
         return [meta_of(item) for item in found] if several else [None]
     if several:
         return [None] * (1 + max(int(user.args[1]) for user in node.users))  # type: ignore[arg-type]
@@ -351,11 +362,13 @@ def _output_metas(node: fx.Node) -> list[Meta | None]:
 
 def _is_several(node: fx.Node) -> bool:
     """Whether getitem reads its outputs, and nothing else does."""
+    found = node.meta.get("val")
+    if found is not None and not isinstance(found, _SEVERAL):
+        return False
     if not all(user.target is operator.getitem and user.args[0] is node for user in node.users):
         return False
-    found = node.meta.get("val")
     if found is not None:
-        return isinstance(found, list | tuple)
+        return True
     indices = [user.args[1] for user in node.users]
     return bool(indices) and all(isinstance(i, int) and i >= 0 for i in indices)
 
@@ -365,20 +378,27 @@ def _scope(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
-    key, (path, _) = list(stack.items())[-1]
-    _, again, count = str(key).rpartition("@")
-    return str(path).removeprefix("L['self'].").replace("L__self___", "") + (again + count if again else "")
+    key = next(reversed(stack))
+    return _path(str(key), str(stack[key][0]))
+
+
+@lru_cache(maxsize=4096)
+def _path(key: str, path: str) -> str:
+    _, again, count = key.rpartition("@")
+    return path.removeprefix("L['self'].").replace("L__self___", "") + (again + count if again else "")
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-def _site(node: fx.Node) -> str:
+def _site(scope: str, trace: str | None) -> str:
     """Module path and source line, as far as torch kept them; the line in the model, not in torch."""
-    parts = [_scope(node)]
-    trace = node.meta.get("stack_trace")
-    if trace:
-        lines = [line.strip() for line in trace.strip().split("\n") if line.strip().startswith("File ")]
-        own = [line for line in lines if _TORCH not in line] or lines
-        parts += own[-1:]
-    return ", ".join(part for part in parts if part)
+    line = _line(trace) if trace else ""
+    return f"{scope}, {line}" if scope and line else scope or line
+
+
+@lru_cache(maxsize=4096)
+def _line(trace: str) -> str:
+    lines = [line.strip() for line in trace.strip().split("\n") if line.strip().startswith("File ")]
+    own = [line for line in lines if _TORCH not in line] or lines
+    return own[-1] if own else ""

@@ -31,7 +31,8 @@ class Facts:
         qualified = overload.name()  # type: ignore[no-untyped-call]
         schema, tags = overload._schema, overload.tags
         self.names = [a.name for a in schema.arguments]
-        self.defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
+        given = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
+        self.defaults = {name: value for name, value in given.items() if value is not None}
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.fresh_sizes = bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
