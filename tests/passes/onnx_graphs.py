@@ -60,6 +60,12 @@ class Builder:
         self.graph.register_initializer(value)
         return value
 
+    def constant_node(self, array: Any) -> ir.Value:
+        """A constant as exporters write it."""
+        array = np.asarray(array)
+        types = [(ir.DataType.from_numpy(array.dtype), array.shape)]
+        return self.add("Constant", (), types=types, value=ir.Tensor(array))  # type: ignore[no-any-return]
+
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         return self.constant(np.array(numbers, dtype=np.int64))
 
@@ -85,9 +91,8 @@ class Builder:
     def _inferred(self, node: ir.Node) -> Types:
         given = [value for value in node.inputs if value is not None]
         kinds = {str(value.name): ir.serde.serialize_value(value).type for value in given}
-        data = {
-            str(v.name): ir.serde.serialize_tensor(v.const_value) for v in given if v.const_value is not None
-        }
+        tensors = {str(value.name): ir.convenience.get_const_tensor(value) for value in given}
+        data = {name: ir.serde.serialize_tensor(one) for name, one in tensors.items() if one is not None}
         made = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, self.opset, node.domain), ir.serde.serialize_node(node), kinds,
             data, opset_imports=[onnx.helper.make_opsetid("", self.opset)], ir_version=IR_VERSION,

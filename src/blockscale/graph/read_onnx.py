@@ -40,6 +40,7 @@ from blockscale.numerics.moves import (
 
 Params = dict[str, Any]
 OPSET = "@opset"  # among the arguments: the version of the operators
+_RUN_TIME = "its sizes are known only at run time"
 _TO_THE_END = 2**31 - 1  # exporters write this or more for "to the end"
 
 
@@ -82,9 +83,10 @@ def _check(found: Found, a: Args) -> None:
     try:
         made = move.shapes(*shapes)
     except BlockscaleError as error:
-        raise Unreadable(str(error)) from error
+        unknown = any(a.alphabet.involves_symbol(n) for i in range(len(a.outs)) for n in a.out_shape(i))
+        raise Unreadable(_RUN_TIME if unknown else str(error)) from error
     if made != tuple(a.out_shape(i) for i in range(len(made))):
-        raise Unreadable("its sizes are known only at run time")
+        raise Unreadable(_RUN_TIME)
 
 
 # ------------------------------------------------------------------------------------------ arguments
@@ -162,6 +164,8 @@ def _slice(a: Args) -> Params:
 def _chain(moves: list[Move]) -> Move:
     if len(moves) == 1:
         return moves[0]
+    if moves and all(isinstance(move, Flip) for move in moves):
+        return Flip(tuple(axis for move in moves if isinstance(move, Flip) for axis in move.axes))
     return Chain(tuple(moves)) if moves else Same()
 
 
