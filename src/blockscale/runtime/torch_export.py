@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from blockscale.errors import ArgumentError, ExportError
-from blockscale.runtime.torch_calibrate import evaluating
+from blockscale.runtime.torch_values import evaluating
 
 _WAYS_OUT = (
     "make the line free of control flow that depends on data (torch.where or torch.cond in its place), pass "
