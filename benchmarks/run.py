@@ -20,7 +20,7 @@ from typing import Any
 from _report import ROOT, Bar, bar_rows, describe, markdown
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("codec", "peers", "threads", "calls", "memory")
+NAMES = ("codec", "peers", "threads", "calls", "memory", "passes")
 PEERS = ROOT / ".venv-peers/bin/python"
 Result = dict[str, Any]
 
