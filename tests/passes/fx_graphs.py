@@ -100,9 +100,11 @@ class Builder:
         rank = x.meta["val"].dim()
         return str(found.numbers), list(block if block is not None else bind(found, (1,) * rank).block)
 
-    def measure(self, x: fx.Node, scheme: str | Scheme, block: Sequence[int] | None = None) -> list[fx.Node]:
+    def measure(
+        self, x: fx.Node, scheme: str | Scheme, block: Sequence[int] | None = None, *given: Any
+    ) -> list[fx.Node]:
         """codes, scale, zero point and tensor scale of a dynamic quantize."""
-        return self.items(self.call(ours.dynamic_quantize.default, x, *self.place(x, scheme, block)))
+        return self.items(self.call(ours.dynamic_quantize.default, x, *self.place(x, scheme, block), *given))
 
     def fake(
         self, x: fx.Node, scheme: str | Scheme, block: Sequence[int] | None = None, *given: Any

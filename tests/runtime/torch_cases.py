@@ -39,7 +39,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(a: Tensor) -> Tensor:
-    return a.detach().reshape(-1).contiguous().view(torch.uint8)
+    return a.detach().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def disordered(x: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,7 @@ from blockscale.errors import BlockscaleError
 from blockscale.graph.dims import Dims, blocked
 from blockscale.graph.moving import Follower, known_integer
 from blockscale.graph.overlay import Graph
-from blockscale.graph.quant import Quant, codes_dims, layout_of, quant_of
+from blockscale.graph.quant import Quant, codes_dims, is_empty, layout_of, quant_of
 from blockscale.graph.view import Meta, Node, Value
 from blockscale.numerics import through
 from blockscale.numerics.follow import Moved
@@ -54,7 +54,8 @@ class Crossings:
 
     def lifted(self, node: Node, over: Node) -> Crossing | str:
         """For a quantize or fake-quantize and the move that makes its input."""
-        sources = over.operands[:1] if over.kind == "gather" else over.operands
+        move: Move = over.params["move"]
+        sources = over.operands if isinstance(move, Cat) else over.operands[:1]
         layout = self._layout(node)
         if isinstance(layout, str):
             return layout
@@ -64,7 +65,6 @@ class Crossings:
         found = self._shapes(sources)
         if isinstance(found, str):
             return found
-        move: Move = over.params["move"]
         why = self._unknown_sizes(over, found)
         if why:
             return why
@@ -74,10 +74,11 @@ class Crossings:
             both = sunk_layout(moved.before[0], move, *moved.before[1:], codes=True)
             moved = both if not both else moved
         if not isinstance(moved, Moved):
-            return moved.reason
+            return self.graph.alphabet.spelled(moved.reason)
         dims = [v.meta.shape for v in sources if v is not None and v.meta is not None]
-        if isinstance(move, Cat) and (moved.equal or ()) and node.operand(1) is None:
-            return f"{', '.join(moved.equal)} would have to be equal in all parts"
+        measured = [name for name in moved.equal if not _is_given(node, name)]
+        if measured:
+            return f"{', '.join(measured)} would have to be equal in all parts"
         return self._crossing(node, over, moved, moved.before, dims, lift=True)
 
     def sunk(self, node: Node, over: Node, others: Sequence[Node] = ()) -> Crossing | str:
@@ -102,7 +103,7 @@ class Crossings:
         except BlockscaleError as error:
             return str(error)
         if not isinstance(moved, Moved):
-            return moved.reason
+            return self.graph.alphabet.spelled(moved.reason)
         for i, name in ((1, "scales"), (2, "zero_points"), (3, "tensor_scale")):
             if name in moved.equal and any(one.operand(i) is not node.operand(i) for one in others):
                 return f"its parts have other {name.replace('_', ' ')}"
@@ -219,6 +220,14 @@ class Crossings:
         return f"its scale of one dimension cannot follow {move}"
 
 
+_GIVEN = {"scales": 1, "zero_points": 2, "tensor_scale": 3}
+
+
+def _is_given(node: Node, name: str) -> bool:
+    """Whether an operand or an argument of a quantize says it, and so says it of every part."""
+    return quant_of(node).scale == "python" or node.operand(_GIVEN[name]) is not None
+
+
 def output_metas(node: Node, quant: Quant, dims: Dims) -> list[Meta | None]:
     """What a quantizing node like `node` gives on a tensor of `dims`, in the order of its outputs."""
     if node.kind != "quantize":
@@ -227,7 +236,7 @@ def output_metas(node: Node, quant: Quant, dims: Dims) -> list[Meta | None]:
     made: list[Meta | None] = []
     for name, value in zip(quant.outputs, node.outputs, strict=False):
         meta = value.meta
-        if meta is None or name == "tensor_scale" or meta.shape == (0,):
+        if meta is None or name == "tensor_scale" or is_empty(quant, name, meta):
             made.append(meta)
         elif name == "codes":
             shape = codes_dims(dims, quant.numbers) if quant.packed else dims

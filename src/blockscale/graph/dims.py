@@ -92,6 +92,10 @@ class Alphabet:
     def dims(self, numbers: tuple[int, ...]) -> Dims:
         return tuple(self.dim(n) for n in numbers)
 
+    def spelled(self, text: str) -> str:
+        """A message with sizes in place of their stand-ins."""
+        return re.sub(r"\d{6,}", lambda number: str(self.dim(int(number[0]))), text)
+
     def involves_symbol(self, number: int) -> bool:
         return not isinstance(self.dim(number), int)
 

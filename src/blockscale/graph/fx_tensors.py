@@ -51,7 +51,7 @@ def dim_of(n: Any) -> Dim:
 
 def tensor_of(array: Any) -> torch.Tensor:
     """A tensor of a numpy array; types of ml_dtypes go by their bits."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     plain = {1: np.uint8, 2: np.int16}.get(array.dtype.itemsize)
     if array.dtype.kind == "V" and plain is not None:
         return torch.from_numpy(array.view(plain).copy()).view(getattr(torch, array.dtype.name))

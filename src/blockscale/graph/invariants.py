@@ -14,7 +14,7 @@ from blockscale.graph.ops import QUANTIZERS
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import codes_dims, layout_of, logical_meta, quant_of
 from blockscale.graph.view import Meta, Node, Value
-from blockscale.numerics.moves import Cat, Gather, Move, Pad, Slice, Split
+from blockscale.numerics.moves import Cat, Move, Pad, Slice, Split
 
 Rule = Callable[[Graph, Node], Iterator[str]]
 
@@ -49,7 +49,7 @@ def _moves(graph: Graph, node: Node) -> Iterator[str]:
     if "move" not in node.params:
         return
     move: Move = node.params["move"]
-    operands = node.operands[:1] if isinstance(move, Gather) else node.operands
+    operands = node.operands if isinstance(move, Cat) else node.operands[:1]
     shapes = [graph.numbers(v) for v in operands if v is not None]
     if any(shape is None for shape in shapes) or not shapes:
         return

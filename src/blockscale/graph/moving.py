@@ -55,7 +55,7 @@ class Follower:
 
     def check(self, move: Move, like: Node | None) -> str:
         """Why `move` cannot be written; empty if it can. `like` is a node that does it to something else."""
-        if isinstance(move, Same) or (like is not None and like.params.get("move") == move):
+        if isinstance(move, Same) or _does(like, move):
             return ""
         if isinstance(move, Chain):
             return next((why for part in move.moves if (why := self.check(part, None))), "")
@@ -83,7 +83,7 @@ class Follower:
         folded = self._fold(move, sources, index, name)
         if folded is not None:
             return folded
-        reuse = like if like is not None and like.params.get("move") == move else None
+        reuse = like if _does(like, move) else None
         key = (reuse or move, tuple(sources))
         node = self._made.get(key)
         if node is None:
@@ -132,10 +132,18 @@ class Follower:
             def fetch() -> Any:
                 arrays = [const.fetch() for const in constants if isinstance(const, Const)]
                 result = move.apply(arrays if isinstance(move, Cat) else arrays[0])
-                return np.ascontiguousarray(result[index] if isinstance(move, Split) else result)
+                return np.asarray(result[index] if isinstance(move, Split) else result, order="C")
 
             self._folded[key] = self.graph.constant(fetch, name, metas[index])
         return self._folded[key]
+
+
+def _does(like: Node | None, move: Move) -> bool:
+    """Whether a copy of `like` does `move` to codes and scales; a fill that is an operand has the dtype of values."""
+    if like is None or like.params.get("move") != move:
+        return False
+    floats = [v for v in like.slots if v is not None and v.meta is not None and "float" in v.meta.dtype]
+    return not isinstance(move, Pad) or len(floats) < 2
 
 
 def _numbers(move: Move) -> list[int]:

@@ -109,6 +109,11 @@ def quant_of(node: Node) -> Quant:
     return quant
 
 
+def is_empty(quant: Quant, name: str, meta: Meta | None) -> bool:
+    """Whether a zero point is none: ours give and take one of shape (0,) where the numbers have none."""
+    return name == "zero_point" and not quant.numbers.zero_point and meta is not None and meta.shape == (0,)
+
+
 def logical_meta(node: Node) -> Meta | None:
     """The tensor with values: the input of a quantize, the output of a dequantize."""
     if node.kind == "dequantize":
@@ -127,6 +132,16 @@ def layout_of(node: Node, alphabet: Alphabet) -> Layout | str:
         return Layout(quant.numbers, alphabet.numbers(meta.shape), quant.block)
     except BlockscaleError as error:
         return str(error)
+
+
+def lost_in_codes(numbers: Numbers) -> str:
+    """Why a quantize with a dequantize behind it would not give every bit of a fake-quantize."""
+    row, element = numbers.dialect_row, numbers.element_format
+    if not row.has_codes:
+        return f"dialect {row.name!r} has no codes"
+    if element.is_fixed and any(row.zero_signs(True, str(numbers.rounding))):
+        return f"dialect {row.name!r} keeps the sign of zeros, and {numbers.element} has no code for -0"
+    return ""
 
 
 def scale_dims(dims: Dims, block: tuple[int, ...]) -> Dims | str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -249,8 +250,11 @@ def follow_expand(move: Expand, layout: Layout, terms: Terms) -> Moved:
             raise CannotFollow(ORDER)
         check_measurable(layout, after)
     check_kept(terms, after.size > 0 or layout.size == 0)
-    same = after.scale_shape == layout.scale_shape
-    return moved(layout, move, block, Same() if same else Expand(after.scale_shape), None)
+    if after.scale_shape == layout.scale_shape:
+        return moved(layout, move, block, Same(), None)
+    if prod(after.scale_shape) == prod(layout.scale_shape):  # only dimensions of 1 are new
+        return moved(layout, move, block, Reshape(after.scale_shape), Reshape(layout.scale_shape))
+    return moved(layout, move, block, Expand(after.scale_shape), None)
 
 
 def follow_repeat(move: Repeat, layout: Layout, terms: Terms) -> Moved:

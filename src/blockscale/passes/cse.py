@@ -29,6 +29,7 @@ def run(graph: Graph, log: Log) -> None:
     contents: dict[Hashable, int] = {}
     for value in graph.constants:
         number_of[value] = _contents(value, contents)
+    _share_parameters(graph, number_of)
     for node in graph.nodes:
         if not _combines(graph, node):
             continue
@@ -46,6 +47,23 @@ def run(graph: Graph, log: Log) -> None:
             graph.replace(mine, its)
         if node.kind in QUANTIZERS:
             log.did(STAGE, node, f"combined with {twin.name}")
+
+
+def _share_parameters(graph: Graph, number_of: Mapping[Value, Hashable]) -> None:
+    """Equal scales and zero points are one value, so that quantizes which differ in nothing else may meet."""
+    first: dict[Hashable, Value] = {}
+    for node in graph.nodes:
+        if node.kind not in QUANTIZERS:
+            continue
+        for slot in node.call.operands[1:]:
+            value = None if slot is None else node.slots[slot]
+            if (
+                slot is not None
+                and value is not None
+                and value.const is not None
+                and value not in graph.mutated
+            ):
+                graph.set_slot(node, slot, first.setdefault(number_of.get(value, value), value))
 
 
 def _combines(graph: Graph, node: Node) -> bool:

@@ -116,7 +116,7 @@ class _Folder:
 
     def _replace(self, value: Value, fetch: Callable[[], Any], name: str) -> None:
         assert value.meta is not None
-        constant = self.graph.constant(lambda: np.ascontiguousarray(fetch()), name, value.meta)
+        constant = self.graph.constant(lambda: np.asarray(fetch(), order="C"), name, value.meta)
         self.folded.add(constant)
         self.graph.replace(value, constant)
 
@@ -169,18 +169,18 @@ def _inputs(node: Node) -> tuple[Callable[[], native.Stored | None], Callable[[]
     def params() -> native.Stored | None:
         if scale is None:
             return None
-        zeros = None if zero is None else np.ascontiguousarray(zero.fetch())
+        zeros = None if zero is None else np.asarray(zero.fetch(), order="C")
         if zeros is not None and zeros.shape == (0,):
             zeros = None
         return native.Stored(
-            np.ascontiguousarray(scale.fetch()), zeros, None if t is None else np.asarray(t.fetch())
+            np.asarray(scale.fetch(), order="C"), zeros, None if t is None else np.asarray(t.fetch())
         )
 
     return params, tensor_scale
 
 
 def _fetched(x: Const) -> Any:
-    return np.ascontiguousarray(x.fetch())
+    return np.asarray(x.fetch(), order="C")
 
 
 def _seed(node: Node) -> int:

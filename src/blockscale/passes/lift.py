@@ -16,7 +16,7 @@ from blockscale.graph.carry import Crossing, Crossings, output_metas
 from blockscale.graph.moving import Follower
 from blockscale.graph.ops import OPS
 from blockscale.graph.overlay import Graph
-from blockscale.graph.quant import quant_of
+from blockscale.graph.quant import is_empty, quant_of
 from blockscale.graph.view import Call, Node, Value
 from blockscale.numerics.moves import Cat, Same
 from blockscale.passes.log import Log
@@ -161,7 +161,7 @@ class _Lifter:
                 continue
             name = names[i] if i < len(names) else ""
             move = crossing.codes if name == "codes" else crossing.scales
-            if name == "tensor_scale" or (old.meta is not None and old.meta.shape == (0,)):
+            if name == "tensor_scale" or is_empty(quant_of(node), name, old.meta):
                 move = Same()
             sources = [one.outputs[i] for one in above]
             new = self.follower.value(move, sources, index, over, node, f"{over.name}_{name}")

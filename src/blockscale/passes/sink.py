@@ -15,6 +15,7 @@ from blockscale.graph.carry import Crossing, Crossings, output_metas
 from blockscale.graph.moving import Follower
 from blockscale.graph.ops import OPS
 from blockscale.graph.overlay import Graph
+from blockscale.graph.quant import is_empty, quant_of
 from blockscale.graph.view import Call, Node, Value
 from blockscale.numerics.moves import Cat, Same
 from blockscale.passes.log import Log
@@ -93,7 +94,7 @@ class _Sinker:
                 if slot is None:
                     continue
                 sources = [v for part in parts if (v := part.operand(position)) is not None]
-                if sources[0].meta is not None and sources[0].meta.shape == (0,):
+                if position == 2 and is_empty(quant_of(node), "zero_point", sources[0].meta):
                     move = Same()
                 slots[slot] = self.follower.value(move, sources, i, over, node, f"{over.name}_{i}")
             quant = crossing.quants[i]
