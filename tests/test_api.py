@@ -30,8 +30,8 @@ X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 def test_names_are_frozen() -> None:
     assert bs.__all__ == [
         "FORMATS", "PRESETS", "Layout", "Numbers", "QuantizedTensor", "Recipe", "Rule", "Scheme",
-        "__version__", "choose_params", "dequantize", "errors", "fake_quantize", "fake_quantize_model", "load",
-        "optimize", "quantize", "quantize_model",
+        "__version__", "choose_params", "compare", "dequantize", "errors", "fake_quantize",
+        "fake_quantize_model", "load", "optimize", "quantize", "quantize_model",
     ]  # fmt: skip
     assert dir(bs) == sorted(bs.__all__)
     assert all(getattr(bs, name) is not None for name in bs.__all__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockscale import errors
     from blockscale.api import Recipe, Rule, choose_params, dequantize, fake_quantize, quantize
-    from blockscale.model_api import fake_quantize_model, load, optimize, quantize_model
+    from blockscale.model_api import compare, fake_quantize_model, load, optimize, quantize_model
     from blockscale.numerics.formats import FORMATS
     from blockscale.numerics.layout import Layout
     from blockscale.numerics.scheme import PRESETS, Numbers, Scheme
@@ -27,6 +27,7 @@ __all__ = [
     "Scheme",
     "__version__",
     "choose_params",
+    "compare",
     "dequantize",
     "errors",
     "fake_quantize",
@@ -48,6 +49,7 @@ _HOME = {
     "Rule": "api",
     "Scheme": "numerics.scheme",
     "choose_params": "api",
+    "compare": "model_api",
     "dequantize": "api",
     "fake_quantize": "api",
     "fake_quantize_model": "model_api",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from itertools import chain, tee
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from blockscale.compiler import Method
 from blockscale.compiler_report import Report, constant_bytes
 from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
 from blockscale.graph import models
+from blockscale.graph.ops import SILENT
+from blockscale.graph.view import Meta
 from blockscale.passes import pipeline
 from blockscale.passes.log import Log, counts
 from blockscale.passes.pipeline import OPTIMIZE
 from blockscale.recipe import Given
+from blockscale.report.comparison import Comparison, compared
+from blockscale.runtime.calibration_data import Random, items
 
-__all__ = ["fake_quantize_model", "load", "optimize", "quantize_model"]
+__all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model"]
 
 # Adapter → target that runs its models in memory; suffix of a file → target that reads it.
 _IN_MEMORY = {"blockscale.graph.fx_program": "torch", "blockscale.graph.onnx": "onnx"}
@@ -97,6 +102,60 @@ def load(path: str | os.PathLike[str]) -> Any:
     return _file_target(path).load(Path(path))
 
 
+def compare(a: Any, b: Any, inputs: Any) -> Comparison:
+    """How far model b is from model a on inputs: SQNR, cosine and greatest error of each tensor that both have.
+
+    a, b    float, fake-quantized or quantized: what `quantize_model` takes or gives, or files; both of torch
+            or both of ONNX. Modules are compared as they are in evaluation
+    inputs  as calibration data: an iterable of batches, …
+    """
+    sources: Any = (inputs, inputs)
+    if not isinstance(inputs, str | os.PathLike | Random):
+        sources = tee(items(inputs, "inputs"))
+    graphs = []
+    for model in (a, b):
+        if _is_module(model) and not _is_graph_module(model) and not _is_ours(model):
+            first, sources = _first(sources)  # to export it with
+            model = import_module("blockscale.targets.torch").exported_for(model, first)
+        graphs.append(_graph_of(model, None, None))
+    one, other = map(_library, graphs)
+    if one != other:
+        raise CombinationError(f"a is a model of {one}, b of {other}: their tensors have no names in common")
+    target = import_module(f"blockscale.targets.{one}")
+    names = sorted(_float_tensors(graphs[0]) & _float_tensors(graphs[1]))
+    pairs = zip(*(target.values(g, names, s) for g, s in zip(graphs, sources, strict=True)), strict=True)
+    found = compared(pairs, target.output_names(graphs[0]))
+    if not found.batches:
+        raise ArgumentError("inputs", "no batch", "one batch at least; a generator can be read only once")
+    return found
+
+
+def _first(sources: Any) -> Any:
+    """The first batch, and the sources as they were."""
+    looked, other = sources
+    if not isinstance(looked, Iterator):
+        raise ArgumentError("inputs", looked, "an iterable of inputs, where a model has to be exported first")
+    batch = next(looked, None)
+    if batch is None:
+        raise ArgumentError("inputs", "no batch", "one batch at least; a generator can be read only once")
+    return batch, (chain([batch], looked), other)
+
+
+def _float_tensors(model: Any) -> set[str]:
+    """What operators that compute give; not what only has its elements elsewhere."""
+    graph = models.snapshot(model)
+    found = set()
+    for one in graph.walk() if _library(model) == "torch" else (graph,):
+        for node in one.nodes:
+            if node.kind not in SILENT and node.kind != "output":
+                found |= {one.prefix + value.name for value in node.outputs if _is_float(value.meta)}
+    return found
+
+
+def _is_float(meta: Meta | None) -> bool:
+    return meta is not None and meta.dtype in ("float32", "bfloat16", "float16", "float64")
+
+
 def _file_target(path: str | os.PathLike[str]) -> Any:
     path = Path(path)
     if path.suffix not in _READERS:
@@ -108,6 +167,8 @@ def _file_target(path: str | os.PathLike[str]) -> Any:
 
 def _graph_of(model: Any, example_inputs: Any, dynamic_shapes: Any, *, evaluate: bool = False) -> Any:
     """The model as an adapter takes it: torch modules are exported, files read."""
+    if _is_ours(model):
+        return model.graph
     if _is_module(model) and (example_inputs is not None or not _is_graph_module(model)):
         if example_inputs is None:
             raise ArgumentError(
@@ -144,6 +205,10 @@ def _reading(model: Any, libraries: Iterable[str]) -> dict[str, Any]:
     if libraries and _library(model) != "onnx":
         raise CombinationError(f"libraries with a {type(model).__name__}: they are for ONNX models")
     return {"libraries": libraries} if libraries else {}
+
+
+def _is_ours(model: object) -> bool:
+    return type(model).__module__.startswith("blockscale.targets.")
 
 
 def _is_module(model: object) -> bool:

@@ -113,22 +113,21 @@ def random(
 # --------------------------------------------------------------------------------- what users may give
 
 
-def items(source: Any) -> Iterator[Any]:
+def items(source: Any, what: str = "calibration") -> Iterator[Any]:
     """What a reader with `get_next()` (until it gives None) or any iterable holds, one batch at a time."""
     if hasattr(source, "get_next"):
         while (item := source.get_next()) is not None:
             yield item
         return
     if isinstance(source, str | bytes | PathLike):
-        raise CalibrationError(f"calibration = {source!r}: an iterable of inputs is wanted")
+        raise CalibrationError(f"{what} = {source!r}: an iterable of inputs is wanted")
     if isinstance(source, Mapping) or hasattr(source, "dtype"):
         raise CalibrationError(
-            f"calibration is a single {type(source).__name__}: put it in a list; each entry is a batch"
+            f"{what} is a single {type(source).__name__}: put it in a list; each entry is a batch"
         )
     if not isinstance(source, Iterable):
         raise CalibrationError(
-            f"calibration is a {type(source).__name__}: give an iterable of inputs, or an object with "
-            "get_next()"
+            f"{what} is a {type(source).__name__}: give an iterable of inputs, or an object with get_next()"
         )
     yield from source
 

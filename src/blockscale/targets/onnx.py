@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ import onnx_ir as ir
 from blockscale.compiler_report import Report
 from blockscale.errors import ArgumentError, DtypeError, FileError
 from blockscale.files import written_whole
+from blockscale.numerics.arrays import Array
+from blockscale.runtime.calibration_data import batches
+from blockscale.runtime.onnx_calibrate import inputs_of
 from blockscale.runtime.onnx_reference import Runner
 
 __all__ = ["QuantizedOnnx", "load", "quantized", "read"]
@@ -38,6 +41,11 @@ class QuantizedOnnx:
         self.report = report
         model.ir_version = min(model.ir_version, _IR)
         model.metadata_props[_REPORT] = report.to_json()
+
+    @property
+    def graph(self) -> ir.Model:
+        """What passes take."""
+        return self.model
 
     @cached_property
     def _runner(self) -> Runner:
@@ -111,6 +119,22 @@ def read(model: Any) -> ir.Model:
     except Exception as error:  # protobuf and onnx_ir say it in many ways
         raise FileError(f"{os.fspath(model)}: not an ONNX model that can be read ({error})") from error
     return loaded
+
+
+def values(model: ir.Model, tensors: Sequence[str], inputs: Any) -> Iterator[dict[str, Array]]:
+    """Of `tensors`, and of the outputs, by name, for each batch of inputs."""
+    copy = model.clone()
+    present = {value.name for value in copy.graph.outputs}
+    wanted = set(tensors) - present
+    made = (value for node in copy.graph for value in node.outputs)
+    copy.graph.outputs.extend(value for value in list(made) if value.name in wanted)
+    runner = Runner(copy)
+    for feeds in batches(inputs, inputs_of(model)):
+        yield runner.run(feeds)
+
+
+def output_names(model: ir.Model) -> list[str]:
+    return [str(value.name) for value in model.graph.outputs]
 
 
 def _weight_bytes(model: ir.Model) -> int:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from blockscale.compiler_report import Report
 from blockscale.errors import CombinationError, FileError
 from blockscale.files import written_whole
 from blockscale.graph.fx_program import with_state
+from blockscale.numerics.arrays import Array
 from blockscale.runtime import torch_fused  # noqa: F401  the operators that saved programs hold
+from blockscale.runtime.torch_export import arguments, exported
+from blockscale.runtime.torch_values import Watched, as_array
 
 __all__ = ["QuantizedModule", "load", "quantized"]
 
@@ -46,6 +51,11 @@ class QuantizedModule(nn.Module):
             return self._program
         assert isinstance(self.model, fx.GraphModule)
         return self.model
+
+    @property
+    def graph(self) -> ExportedProgram | fx.GraphModule:
+        """What passes take."""
+        return self.program
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -128,6 +138,40 @@ def read(path: str | os.PathLike[str]) -> ExportedProgram:
         return torch.export.load(path)
     except Exception as error:
         raise FileError(f"{path}: torch.export cannot load it: {type(error).__name__}: {error}") from error
+
+
+def values(
+    model: ExportedProgram | fx.GraphModule, tensors: Sequence[str], inputs: Any
+) -> Iterator[dict[str, Array]]:
+    """Of `tensors` (names of nodes), and of the outputs as `output 0`, …, for each batch of inputs."""
+    seen: dict[str, Array] = {}
+    for returned in Watched(model, tensors, seen.__setitem__).run(inputs):
+        found = dict(seen)
+        for number, leaf in enumerate(pytree.tree_leaves(returned)):
+            if isinstance(leaf, torch.Tensor):
+                found[f"output {number}"] = as_array(leaf)
+        seen.clear()
+        yield found
+
+
+def output_names(model: ExportedProgram | fx.GraphModule) -> list[str]:
+    """As `values` has them; more than there are."""
+    graph = model.graph
+    returned = next(node for node in graph.nodes if node.op == "output").args
+    return [f"output {number}" for number in range(len(pytree.tree_leaves(returned)))]
+
+
+def exported_for(module: nn.Module, batch: Any) -> ExportedProgram:
+    """The module as it is in evaluation, for inputs like `batch` of other sizes too, where it can."""
+    args, kwargs = arguments(batch)
+    free = pytree.tree_map(_free, (args, kwargs))
+    names = inspect.signature(module.forward).parameters
+    shapes = {**dict(zip(names, free[0], strict=False)), **free[1]}
+    return exported(module, batch, shapes, evaluate=True)
+
+
+def _free(leaf: Any) -> Any:
+    return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
 
 
 def _independent(program: ExportedProgram) -> ExportedProgram:
