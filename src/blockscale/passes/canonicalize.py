@@ -25,6 +25,7 @@ from blockscale.graph.quant import (
     codes_dims,
     codes_dtype,
     logical_meta,
+    lost_in_codes,
     quant_of,
     scale_dims,
 )
@@ -95,9 +96,11 @@ class _Canonicalize:
             return foreign.why
         if meta is None or any(value.meta is None for value in node.outputs):
             return "its shape is not known"
+        if any(v in self.graph.mutated for v in (*node.slots, *node.outputs) if v is not None):
+            return "it shares memory that the graph writes to"
         if "mask" in quant.outputs and node.outputs[quant.outputs.index("mask")].used:
             return "its mask is used"
-        lost = _lost_in_codes(quant.numbers)
+        lost = lost_in_codes(quant.numbers)
         if lost and (foreign is None or not (node.kind == "fake_quantize" or foreign.pair)):
             return lost
         codes = node.operand(0)
@@ -122,7 +125,7 @@ class _Canonicalize:
         return f"became a dequantize of {given.numbers}"
 
     def _fake_quantize(self, node: Node, given: _Given) -> str:
-        lost = _lost_in_codes(given.numbers)
+        lost = lost_in_codes(given.numbers)
         if lost or not self.split:
             return self._one(node, given) + (f", one node: {lost}" if lost else "")
         q = self._quantizer(node, given)
@@ -151,7 +154,7 @@ class _Canonicalize:
             if user.kind != "dequantize" or quant_of(user) != quant:
                 return f"its codes are read by {user.name}, which is not its dequantize"
         given = _Given(quant.numbers)
-        lost = _lost_in_codes(quant.numbers)
+        lost = lost_in_codes(quant.numbers)
         if lost or not self.split:
             done = self._one(node, given)
             for user in users:
@@ -309,16 +312,6 @@ class _Canonicalize:
         if found is None:
             found = self._constants[key] = self.graph.constant(array, name, meta)
         return found
-
-
-def _lost_in_codes(numbers: Numbers) -> str:
-    """Why a quantize with a dequantize behind it would not give every bit of a fake-quantize."""
-    row, element = numbers.dialect_row, numbers.element_format
-    if not row.has_codes:
-        return f"dialect {row.name!r} has no codes"
-    if element.is_fixed and any(row.zero_signs(True, str(numbers.rounding))):
-        return f"dialect {row.name!r} keeps the sign of zeros, and {numbers.element} has no code for -0"
-    return ""
 
 
 def _seed(node: Node) -> int:
