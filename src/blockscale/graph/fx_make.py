@@ -110,6 +110,7 @@ MAKERS: dict[str, Callable[..., Made]] = {
     "neg": _by_move(_aten.neg.default, lambda m: ()),
     "abs": _by_move(_aten.abs.default, lambda m: ()),
     "relu": _by_move(_aten.clamp.default, lambda m: (m.value,)),
+    "at_most": lambda w, node, operands: (_aten.clamp.default, (operands[0], None, node.params["value"]), {}),
     "flip_bit": _by_move(_aten.bitwise_xor.Scalar, lambda m: (1 << m.bit,)),
     "clear_bit": _by_move(_aten.bitwise_and.Scalar, lambda m: ((1 << m.bit) - 1,)),
     "cat": _cat,

@@ -133,7 +133,12 @@ def _plain(op_type: str) -> Maker:
 
 
 def _relu(w: Writer, node: Node, operands: Operands) -> Made:
-    return "", "Max", [operands[0], _number(w, node, node.params["move"].value)], {}
+    """ONNX Runtime has Clip of 8-bit codes, but neither Max nor Min."""
+    return "", "Clip", [operands[0], _number(w, node, node.params["move"].value)], {}
+
+
+def _at_most(w: Writer, node: Node, operands: Operands) -> Made:
+    return "", "Clip", [operands[0], None, _number(w, node, node.params["value"])], {}
 
 
 def _flip_bit(w: Writer, node: Node, operands: Operands) -> Made:
@@ -189,7 +194,8 @@ def _quantizer(op_type: str) -> Maker:
 MAKERS: dict[str, Maker] = {
     "reshape": _reshape, "expand": _expand, "permute": _permute, "slice": _slice, "split": _split,
     "cat": _cat, "gather": _gather, "repeat": _repeat, "flip": _flip, "roll": _roll, "pad": _pad,
-    "neg": _plain("Neg"), "abs": _plain("Abs"), "relu": _relu, "flip_bit": _flip_bit, "clear_bit": _clear_bit,
+    "neg": _plain("Neg"), "abs": _plain("Abs"), "relu": _relu, "at_most": _at_most, "flip_bit": _flip_bit,
+    "clear_bit": _clear_bit,
     "quantize": _quantizer("Quantize"), "dequantize": _quantizer("Dequantize"),
     "fake_quantize": _quantizer("FakeQuantize"),
 }  # fmt: skip

@@ -162,3 +162,11 @@ SILENT = frozenset((
 def moves(node: Node) -> bool:
     """Whether it only puts elements elsewhere, so that a quantize might cross it."""
     return "move" in node.params
+
+
+_OF_SIZES = frozenset(("aten.sym_size.int", "aten.sym_numel.default", "ai.onnx::Shape", "ai.onnx::Size"))
+
+
+def reads_size(node: Node) -> bool:
+    """Whether it asks a tensor for its size alone."""
+    return node.call.name in _OF_SIZES
