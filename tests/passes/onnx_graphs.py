@@ -30,12 +30,13 @@ IR_VERSION = 10
 class Builder:
     """An onnx_ir.Graph that grows; every value knows its type and shape at once."""
 
-    def __init__(self, opset: int = 18, domains: Sequence[str] = ()) -> None:
+    def __init__(self, opset: int = 18, domains: Sequence[str] = (), name: str = "graph") -> None:
         self.opset = opset
         opsets = {"": opset, DOMAIN: 1} | dict.fromkeys(domains, 1)
-        self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name="graph")
+        self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name=name)
         self.examples: list[Array] = []
         self._count = 0
+        self._prefix = "" if name == "graph" else f"{name}_"
 
     def input(self, *shape: int, dtype: Any = np.float32, dynamic: Sequence[int] = ()) -> ir.Value:
         """A float input; the sizes of the `dynamic` dimensions are names."""
@@ -54,7 +55,7 @@ class Builder:
     def constant(self, array: Any) -> ir.Value:
         """An initializer."""
         array = np.asarray(array)
-        name = f"buffer{len(self.graph.initializers)}"
+        name = f"{self._prefix}buffer{len(self.graph.initializers)}"
         value = ir.Value(name=name, const_value=ir.Tensor(array, name=name))
         _describe(value, ir.DataType.from_numpy(array.dtype), array.shape)
         self.graph.register_initializer(value)
@@ -80,7 +81,7 @@ class Builder:
         """`types`: of the outputs, where onnx cannot infer them."""
         node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=outputs)
         self._count += 1
-        node.name = f"{op_type.lower()}{self._count}"
+        node.name = f"{self._prefix}{op_type.lower()}{self._count}"
         for i, output in enumerate(node.outputs):
             output.name = node.name if i == 0 else f"{node.name}_{i}"
         self.graph.append(node)
@@ -180,11 +181,27 @@ class Builder:
             shape=shape, dtype=int(_dtype(like)),
         )  # fmt: skip
 
-    def done(self, *outputs: ir.Value) -> ir.Model:
-        """A value that is an input, a constant or an output already is given through an Identity."""
+    # ------------------------------------------------------------------------ bodies
+
+    def body(self, name: str) -> Builder:
+        """For a graph within this one, whose nodes may use values of this one."""
+        return Builder(self.opset, name=name)
+
+    def finish(self, *outputs: ir.Value) -> ir.Graph:
+        """A value that this graph does not make, or gives already, is given through an Identity."""
         for value in outputs:
-            plain = value.producer() is not None and value not in self.graph.outputs
+            producer = value.producer()
+            plain = producer is not None and producer.graph is self.graph and value not in self.graph.outputs
             self.graph.outputs.append(value if plain else self.call("Identity", value))
+        return self.graph
+
+    def branch(self, which: ir.Value, then: ir.Graph, other: ir.Graph) -> Any:
+        """An If of two finished bodies whose outputs have the same types."""
+        types = [(_dtype(value), self.sizes(value)) for value in then.outputs]
+        return self.add("If", (which,), outputs=len(types), types=types, then_branch=then, else_branch=other)
+
+    def done(self, *outputs: ir.Value) -> ir.Model:
+        self.finish(*outputs)
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="test")
         check(model, "building")
         return model

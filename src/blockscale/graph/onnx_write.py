@@ -41,11 +41,15 @@ class Writer:
         self._sizes: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def commit(self) -> None:
+        """What a body took from outside may go only once the body takes something else."""
         self._take_captured()
-        if self.overlay.changed:
+        changed = self.overlay.changed
+        if changed:
             self._write()
         for _, body in self.overlay.bodies:
             Writer(body, self.model, self.names, self).commit()  # type: ignore[arg-type]
+        if changed:
+            self._erase()
 
     def _take_captured(self) -> None:
         """What a body takes from outside may be another value now."""
@@ -79,7 +83,6 @@ class Writer:
         for node in nodes:
             if node.kind == "output":
                 self._write_outputs(node)
-        self._erase(nodes)
         self.overlay.changed = False
 
     # ------------------------------------------------------------------------------ values
@@ -298,7 +301,7 @@ class Writer:
 
     # ------------------------------------------------------------------------------ what is left over
 
-    def _erase(self, nodes: Sequence[Node]) -> None:
+    def _erase(self) -> None:
         """Nodes that are not live any more, and constants that were used and are not."""
         idle = {
             value.origin for value in self.overlay.constants
