@@ -71,14 +71,15 @@ def _changed(graph: Graph) -> bool:
 
 
 def _write(graph: Graph, module: fx.GraphModule, add_constant: Any) -> None:
+    results: dict[Any, Any] = {}
     for body in graph.walk():
         if body is graph:
             continue
         if body.changed:
-            Writer(body, body.origin).commit()
+            Writer(body, body.origin, results=results).commit()
             body.origin.recompile()
     if graph.changed:
-        Writer(graph, module, add_constant).commit()
+        Writer(graph, module, add_constant, results).commit()
 
 
 class _Program:

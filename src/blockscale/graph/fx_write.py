@@ -6,7 +6,7 @@ New nodes get metadata by running them on fake tensors, once for each operator w
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +30,13 @@ class Writer:
     """Replays one overlay onto its fx.Graph."""
 
     def __init__(
-        self, graph: Graph, module: fx.GraphModule, add_constant: Callable[..., fx.Node] | None = None
-    ) -> None:
+        self, graph: Graph, module: fx.GraphModule, add_constant: Callable[..., fx.Node] | None = None,
+        results: dict[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.overlay, self.module, self.fx = graph, module, module.graph
         self.add_constant = add_constant or self._buffer
-        self.known: dict[Any, Any] = {}
+        self.known_sizes: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.results = {} if results is None else results  # of calls on fake tensors; bodies share them
         self.mode = fake_mode(self.fx)
         self.head = _last_input(self.fx)  # constants go behind it, in front of all that may need them
         self.cursor: fx.Node | None = None
@@ -61,22 +63,23 @@ class Writer:
             if node.origin.op != "output":
                 self.cursor = node.origin
             self._outputs_of(node)
-            if node.dirty:
-                self._rewire(node)
-            if node.dirty or (self.restrided and not self.restrided.isdisjoint(leaves(node.origin))):
+            rewired = node.dirty and self._rewire(node)
+            if rewired or (self.restrided and not self.restrided.isdisjoint(leaves(node.origin))):
                 self._restride(node.origin)
         self._erase(emitted)
 
     # ------------------------------------------------------------------------------ placing
 
     def _after_cursor(self, node: fx.Node) -> None:
-        (self.cursor or self.head).append(node)
+        at = self.cursor or self.head
+        if at.next is not node:
+            at.append(node)
         self.cursor = node
 
     def _place(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> fx.Node:
-        made = self.fx.create_node("call_function", target, args, kwargs, name=name)
-        self._after_cursor(made)
-        return made
+        with self.fx.inserting_after(self.cursor or self.head):
+            self.cursor = self.fx.create_node("call_function", target, args, kwargs, name=name)
+        return self.cursor
 
     def _outputs_of(self, node: Node) -> None:
         """getitem nodes right behind what they read: new nodes may need them earlier than old ones did."""
@@ -114,9 +117,20 @@ class Writer:
 
     # ------------------------------------------------------------------------------ nodes
 
-    def _rewire(self, node: Node) -> None:
+    def _rewire(self, node: Node) -> bool:
+        """Whether its operands have other metadata, or lie otherwise, than before."""
         origin = node.origin
-        origin.args, origin.kwargs = self._filled(origin, node.slots)
+        before = leaves(origin)
+        args, kwargs = self._filled(origin, node.slots)
+        origin.args = args
+        if kwargs:
+            origin.kwargs = kwargs
+        after = leaves(origin)
+        if len(before) != len(after) or not self.restrided.isdisjoint(before):
+            return True
+        return any(
+            a is not b and _tensor_facts(a) != _tensor_facts(b) for a, b in zip(before, after, strict=True)
+        )
 
     def _filled(self, template: fx.Node, slots: list[Value | None]) -> tuple[Any, Any]:
         """The arguments of `template` with its nodes replaced by `slots`, in order."""
@@ -200,7 +214,7 @@ class Writer:
         """An integer, or a node that reads the size from an operand of `node` or of what made it."""
         if isinstance(dim, int):
             return dim
-        seen: list[Value] = [v for v in node.slots if v is not None]
+        seen: list[Value] = [v for v in node.slots if v is not None] + self.overlay.inputs
         for value in seen:
             if value.meta is None:
                 continue
@@ -212,14 +226,14 @@ class Writer:
         raise CombinationError(f"{node.where()}: no tensor in reach has a dimension of size {dim}")
 
     def size_of(self, source: fx.Node, index: int) -> fx.Node:
-        key = ("size", source, index)
-        if key not in self.known:
-            self.known[key] = self._place(
+        key = source, index
+        if key not in self.known_sizes:
+            self.known_sizes[key] = self._place(
                 torch.ops.aten.sym_size.int, (source, index), {}, f"{source.name}_size_{index}"
             )
-            self.known[key].meta["val"] = source.meta["val"].shape[index] if "val" in source.meta else None
-        found: fx.Node = self.known[key]
-        return found
+            found = source.meta["val"].shape[index] if "val" in source.meta else None
+            self.known_sizes[key].meta["val"] = found
+        return self.known_sizes[key]
 
     # ------------------------------------------------------------------------------ metadata
 
@@ -231,11 +245,7 @@ class Writer:
     def _meta(self, created: fx.Node, node: Node) -> None:
         near = node.made_by.like.origin if node.made_by and node.made_by.like else None
         if near is not None:
-            created.meta = {
-                k: v
-                for k, v in near.meta.items()
-                if k in ("nn_module_stack", "stack_trace", "source_fn_stack")
-            }
+            created.meta.update({k: near.meta[k] for k in _PLACES if k in near.meta})
         made = self._result(created)
         if made is not None:
             created.meta["val"] = made
@@ -244,12 +254,12 @@ class Writer:
         """What a call gives on fake tensors, None where that cannot be known; once for equal metadata."""
         if self.mode is None or any("val" not in n.meta for n in leaves(node)):
             return None
-        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
-        if key not in self.known:
+        key = (self.mode, node.target, _frozen(node.args), _frozen(node.kwargs))
+        if key not in self.results:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with self.mode:
-                self.known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return self.known[key]
+                self.results[key] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self.results[key]
 
     # ------------------------------------------------------------------------------ strides
 
@@ -312,17 +322,33 @@ def _last_input(graph: fx.Graph) -> fx.Node:
     return found
 
 
+_PLACES = ("nn_module_stack", "stack_trace", "source_fn_stack")
+_PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
+_SEVERAL = (list, tuple)
+
+
+def _tensor_facts(node: fx.Node) -> Any:
+    """What decides the metadata of a result; sizes known only at run time by their names, lest guards arise."""
+    found = node.meta.get("val")
+    if isinstance(found, torch.Tensor):
+        return found.dtype, _named(found.shape), _named(found.stride()), found.device
+    return str(found)
+
+
+def _named(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([n if n.__class__ is int else str(n) for n in sizes])
+
+
 def _frozen(argument: Any) -> Any:
     """Arguments with tensors replaced by what decides the metadata of a result."""
+    if argument.__class__ in _PLAIN:
+        return argument.__class__, argument
     if isinstance(argument, fx.Node):
-        found = argument.meta["val"]
-        if isinstance(found, torch.Tensor):
-            return (found.dtype, tuple(map(str, found.shape)), tuple(map(str, found.stride())), found.device)
-        return str(found)
-    if isinstance(argument, list | tuple):
-        return tuple(_frozen(item) for item in argument)
+        return _tensor_facts(argument)
+    if isinstance(argument, _SEVERAL):
+        return tuple([_frozen(item) for item in argument])
     if isinstance(argument, dict):
-        return tuple((key, _frozen(value)) for key, value in argument.items())
+        return tuple([(key, _frozen(value)) for key, value in argument.items()])
     return (type(argument), repr(argument))
 
 
