@@ -93,7 +93,11 @@ class Builder:
         given = [value for value in node.inputs if value is not None]
         kinds = {str(value.name): ir.serde.serialize_value(value).type for value in given}
         tensors = {str(value.name): ir.convenience.get_const_tensor(value) for value in given}
-        data = {name: ir.serde.serialize_tensor(one) for name, one in tensors.items() if one is not None}
+        data = {
+            name: ir.serde.serialize_tensor(one)
+            for name, one in tensors.items()
+            if one is not None and one.nbytes < 1024
+        }
         made = onnx.shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, self.opset, node.domain), ir.serde.serialize_node(node), kinds,
             data, opset_imports=[onnx.helper.make_opsetid("", self.opset)], ir_version=IR_VERSION,

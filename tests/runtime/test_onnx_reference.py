@@ -205,6 +205,27 @@ def test_dynamic_quantize_linear_is_that_of_onnxruntime() -> None:
     assert_as_onnxruntime(model, x)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_loops_are_those_of_onnxruntime(turns: int) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    agraph (float[2, 3] x) => (float[2, 3] y, float[T, 2, 3] all, float[T] some)
+    <int64 n = {TURNS}, bool go = {1}>
+    {
+        y, all, some = Loop (n, go, x) <
+            body = step (int64 i, bool on, float[2, 3] s) => (bool still, float[2, 3] t, float[2, 3] u, float v) {
+                still = Identity (on)
+                t = Neg (s)
+                u = Add (s, s)
+                v = ReduceMax <keepdims = 0> (s)
+            }
+        >
+    }
+    """
+    model = onnx.parser.parse_model(text.replace("TURNS", str(turns)))
+    assert_as_onnxruntime(model, np.array([[1, 2, -3], [0.5, 4, -5]], np.float32))
+
+
 # ------------------------------------------------------------------------------------------ where nodes are
 
 

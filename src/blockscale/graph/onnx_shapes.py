@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from blockscale.graph.onnx_names import Names
 from blockscale.graph.onnx_types import tensor_dtype
 
 # Name of a value of one graph → its type and its sizes (an int, a name, or None).
@@ -66,29 +67,53 @@ def _graphs(graph: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...]
 
 
 def without_weights(model: ir.Model) -> ir.Model:
-    """A copy whose large constants are only said to lie elsewhere, and whose quantizers are Identity."""
+    """A copy whose large constants are inputs, and whose quantizers are Identity; nodes keep their places."""
     copy = model.clone()
+    names = Names(copy)
     for graph in (copy.graph, *copy.graph.subgraphs()):
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = _light(value.const_value)
+        for value in list(graph.initializers.values()):
+            tensor = value.const_value
+            if tensor is None or not _is_large(tensor):
+                value.const_value = None if tensor is None else _inline(tensor)
+                continue
+            given = _given(copy, tensor, names)
+            value.replace_all_uses_with(given, replace_graph_outputs=True)
+            del graph.initializers[str(value.name)]
+    for graph in (copy.graph, *copy.graph.subgraphs()):
         for node in graph:
-            if (node.domain, node.op_type) in LIKE_FIRST:
-                node.domain, node.op_type = "", "Identity"
-                node.attributes.clear()
-                node.resize_inputs(1)
-            elif node.op_type == "Constant" and "value" in node.attributes:
+            if node.op_type == "Constant" and "value" in node.attributes:
                 tensor = node.attributes["value"].as_tensor()
-                node.attributes["value"] = ir.AttrTensor("value", _light(tensor))
+                if _is_large(tensor):
+                    _become_identity(node, _given(copy, tensor, names))
+                else:
+                    node.attributes["value"] = ir.AttrTensor("value", _inline(tensor))
+    for nodes in (copy.graph.all_nodes(), *(function.all_nodes() for function in copy.functions.values())):
+        for node in nodes:
+            if (node.domain, node.op_type) in LIKE_FIRST:
+                _become_identity(node, node.inputs[0])
     return copy
 
 
-def _light(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    if tensor.dtype == ir.DataType.STRING:
-        return tensor
-    if tensor.nbytes > _SMALL:
-        shape = ir.Shape(tensor.shape.numpy())
-        return ir.ExternalTensor(
-            "elsewhere", 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or ""
-        )
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes > _SMALL
+
+
+def _inline(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.Tensor(tensor.numpy(), name=tensor.name) if isinstance(tensor, ir.ExternalTensor) else tensor
+
+
+def _given(model: ir.Model, tensor: ir.TensorProtocol, names: Names) -> ir.Value:
+    """A new input in the place of a tensor."""
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(
+        name=names.value(f"{tensor.name or 'constant'}_given"), shape=shape, type=ir.TensorType(tensor.dtype)
+    )
+    model.graph.inputs.append(value)
+    return value
+
+
+def _become_identity(node: ir.Node, source: ir.Value | None) -> None:
+    node.domain, node.op_type = "", "Identity"
+    node.attributes.clear()
+    node.resize_inputs(1)
+    node.replace_input_with(0, source)

@@ -57,7 +57,7 @@ class _Folder:
         self.graph.discard([node])
 
     def _why_not(self, node: Node) -> str:
-        if not node.call.name.startswith("blockscale."):
+        if quant_of(node).foreign is not None:
             return f"{node.call.name} is not an operator of ours"
         for operand in node.operands[1:]:
             if operand is None:
@@ -74,6 +74,8 @@ class _Folder:
             return None
         if value.const is not None or value.producer is None or "move" not in value.producer.params:
             return value.const
+        if value.meta is None or not all(isinstance(n, int) for n in value.meta.shape):
+            return None  # repeated as often as only the run says
         node, move = value.producer, value.producer.params["move"]
         operands = node.operands[:1] if node.kind == "gather" else node.operands
         found = [self.known(operand) for operand in operands if operand is not None]

@@ -326,11 +326,40 @@ class DequantizeLinear(DequantizeLinear_25):
     """onnx's has no version before 19; the last one is all of them."""
 
 
+class Loop(OpRun):
+    """onnx's puts what each turn gives in one row, and gives nothing of a loop without turns."""
+
+    def need_context(self) -> bool:
+        return True
+
+    def _run(
+        self, limit: Any, go: Any, *state: Any, body: Any, context: Any = None, attributes: Any = None,
+        bindings: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        names, turn, count = body.input_names, 0, len(state)
+        seen: list[list[Any]] = [[] for _ in body.output_names[1 + count :]]
+        go = np.array(True) if go is None else go
+        while go and (limit is None or turn < limit):
+            inputs = dict(zip(names, (np.array(turn, np.int64), go, *state), strict=True))
+            outer = {**(context or {}), **inputs}
+            go, *made = self._evaluate_subgraph(outer, body, attributes, bindings)  # type: ignore[no-untyped-call]
+            state, turn = made[:count], turn + 1
+            for rows, value in zip(seen, made[count:], strict=True):
+                rows.append(value)
+        types = body.output_types[1 + count :]
+        return (*state, *(np.stack(v) if v else _no_rows(t) for v, t in zip(seen, types, strict=True)))
+
+
+def _no_rows(of: onnx.TypeProto) -> Array:
+    sizes = [dim.dim_value for dim in of.tensor_type.shape.dim]
+    return np.empty((0, *sizes), onnx.helper.tensor_dtype_to_np_dtype(of.tensor_type.elem_type))
+
+
 def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
     return type(operator.__name__, (operator,), {"op_domain": "com.microsoft"})
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
     FakeQuantize, Quantize, DynamicQuantize, Dequantize, MXQuantizeDequantize, MXFixNeuron,
-    QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
+    Loop, QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
 )  # fmt: skip
