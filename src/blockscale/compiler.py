@@ -6,12 +6,12 @@ makes of it, and of anybody's, the graph with explicit quantizes and dequantizes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from blockscale.errors import ArgumentError, CombinationError
+from blockscale.errors import ArgumentError, CalibrationError, CombinationError
 from blockscale.graph import models
 from blockscale.graph.plan import Plan, Point
 from blockscale.numerics.calibration import Calibrated, Observer
@@ -65,8 +65,20 @@ def _calibrated(
     observers = {
         (point.graph.prefix + point.value.name, point.key): _observer(method, point) for point in points
     }
-    found = calibrator.calibrate(model, calibration, observers, **reading)
+    try:
+        found = calibrator.calibrate(model, calibration, observers, **reading)
+    except CalibrationError as error:
+        raise CalibrationError(f"{error}{_readers(points, str(error))}") from error
     return {key: calibrated for (_, key), calibrated in found.items()}
+
+
+def _readers(points: Sequence[Point], message: str) -> str:
+    """Which operators read the tensor that a message is about: names of tensors are the graph's, not the user's."""
+    for point in points:
+        name = repr(point.value.name)
+        if message.startswith(name) or f"calibration of {point.key!r}" in message:
+            return f"\n{name} is {point.edges[0].operand}"
+    return ""
 
 
 def _observer(method: Method, point: Point) -> Observer:

@@ -30,7 +30,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) or temporary is None:
-            raise FileError(f"{target}: cannot be written: {error}") from error
+            raise FileError(
+                f"{target}: cannot be written: {getattr(error, 'strerror', '') or error}"
+            ) from error
         raise
 
 

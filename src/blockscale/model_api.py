@@ -15,7 +15,7 @@ from blockscale.compiler import Method
 from blockscale.compiler_report import Report, constant_bytes
 from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
 from blockscale.graph import models
-from blockscale.graph.ops import SILENT
+from blockscale.graph.ops import QUANTIZERS, SILENT
 from blockscale.graph.view import Meta
 from blockscale.passes import pipeline
 from blockscale.passes.log import Log, counts
@@ -50,9 +50,15 @@ def quantize_model(
     stages, check   see `optimize`
     """
     log = Log()
+    if recipe is not None and _is_ours(model):
+        raise CombinationError("the model is quantized already: give the float model, or no recipe")
     model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
     given = models.snapshot(model)
     explanation = None
+    if recipe is None and not any(counts(given)[kind] for kind in QUANTIZERS):
+        raise ArgumentError(
+            "recipe", None, "one, such as 'mxfp4' or 'int8', for a model that has no quantizes of its own"
+        )
     if recipe is not None:
         reading = _reading(model, libraries)
         made = compiler.fake_quantized(model, recipe, log, calibration=calibration, method=method, **reading)
@@ -181,13 +187,25 @@ def _graph_of(model: Any, example_inputs: Any, dynamic_shapes: Any, *, evaluate:
     for name, value in (("example_inputs", example_inputs), ("dynamic_shapes", dynamic_shapes)):
         if value is not None:
             raise CombinationError(
-                f"{name} with a {type(model).__name__}: they are for torch modules, which are exported with them"
+                f"{name} with a model of type {type(model).__name__}: they are for torch modules, to export them with"
             )
+    if _is_module(model):
+        _check_shapes(model)
     if isinstance(model, str | os.PathLike):
         return _file_target(model).read(model)
     if _is_proto(model):
         return import_module("blockscale.targets.onnx").read(model)
     return model
+
+
+def _check_shapes(module: Any) -> None:
+    """What torch.fx traced knows no shapes; nothing could be said of its tensors."""
+    if not any("val" in node.meta for node in module.graph.nodes):
+        raise ArgumentError(
+            "example_inputs", None,
+            "inputs of the model: the graph of this GraphModule knows no shapes (no node has meta['val']), and is "
+            "exported with them",
+        )  # fmt: skip
 
 
 def _as_given(made: Any, model: Any) -> Any:
@@ -203,7 +221,7 @@ def _library(model: Any) -> str:
 def _reading(model: Any, libraries: Iterable[str]) -> dict[str, Any]:
     libraries = tuple(libraries)
     if libraries and _library(model) != "onnx":
-        raise CombinationError(f"libraries with a {type(model).__name__}: they are for ONNX models")
+        raise CombinationError("libraries with a model of torch: they are for ONNX models")
     return {"libraries": libraries} if libraries else {}
 
 

@@ -21,6 +21,7 @@ from blockscale.runtime.onnx_reference import Runner
 
 __all__ = ["QuantizedOnnx", "load", "quantized", "read"]
 
+SUFFIX = ".onnx"
 _REPORT = "blockscale_report"  # key of metadata_props
 _IR = 13  # the newest that onnxruntime 1.31 loads
 _LARGEST = (1 << 31) - (
@@ -67,6 +68,8 @@ class QuantizedOnnx:
     def save(self, path: str | os.PathLike[str]) -> None:
         """As .onnx, for `blockscale.load`; weights beyond 2 GB lie in `<name>.data` beside it."""
         path = Path(path)
+        if path.suffix != SUFFIX:
+            raise ArgumentError("path", str(path), f"a name that ends in {SUFFIX}")
         if _weight_bytes(self.model) <= _LARGEST:
             with written_whole(path) as temporary:
                 temporary.write_bytes(ir.to_proto(self.model).SerializeToString())

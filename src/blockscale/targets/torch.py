@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from blockscale.compiler_report import Report
-from blockscale.errors import CombinationError, FileError
+from blockscale.errors import ArgumentError, CombinationError, FileError
 from blockscale.files import written_whole
 from blockscale.graph.fx_program import with_state
 from blockscale.numerics.arrays import Array
@@ -26,6 +26,7 @@ from blockscale.runtime.torch_values import Watched, as_array
 
 __all__ = ["QuantizedModule", "load", "quantized"]
 
+SUFFIX = ".pt2"
 _REPORT = "blockscale_report.json"
 
 
@@ -43,7 +44,8 @@ class QuantizedModule(nn.Module):
         self.report = report
         self.model: nn.Module = program.module() if isinstance(program, ExportedProgram) else program
         self._program = program if isinstance(program, ExportedProgram) else None
-        self.training = False
+        for one in self.modules():
+            one.training = False
 
     @property
     def program(self) -> ExportedProgram | fx.GraphModule:
@@ -90,6 +92,12 @@ class QuantizedModule(nn.Module):
                 f"{path}: a GraphModule has no signature to be saved with; quantize a module with "
                 "example_inputs, or an ExportedProgram"
             )
+        if os.path.splitext(path)[1] != SUFFIX:
+            raise ArgumentError(
+                "path", str(path),
+                f"a name that ends in {SUFFIX}. For ONNX give quantize_model what torch.onnx.export makes of the "
+                "float model",
+            )  # fmt: skip
         with written_whole(path) as temporary, open(temporary, "wb") as file:
             torch.export.save(program, file, extra_files={_REPORT: self.report.to_json()})
 
@@ -111,8 +119,6 @@ def quantized(model: ExportedProgram | fx.GraphModule, report: Report) -> Quanti
     if isinstance(model, ExportedProgram):
         return QuantizedModule(_independent(model), report)
     made = _copied(model, {})
-    for one in made.modules():
-        one.training = False
     for parameter in made.parameters():
         parameter.requires_grad_(False)
     return QuantizedModule(made, report)
