@@ -1,4 +1,7 @@
-"""Which values of a graph are known before the run: constants, and what pure operators make of them."""
+"""Which values of a graph are known before the run: constants, and what pure operators make of them.
+
+A constant repeated as often as only the run says is one as well: its elements are known.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ class Constants:
             v for v in graph.constants if v.const is not None and v not in graph.mutated
         }
         for node in graph.nodes:
-            if node.call.pure and all(v is not None and v in self._found for v in node.slots):
+            read = node.operands if "move" in node.params else node.slots  # not the sizes of an expand
+            if node.call.pure and all(v is not None and v in self._found for v in read):
                 self._found.update(v for v in node.outputs if v not in graph.mutated)
 
     def is_constant(self, value: Value) -> bool:

@@ -157,7 +157,8 @@ class _Listing:
                 if user.kind == "output":
                     found = True
                     continue
-                free = [v for v in user.slots if v is not None and not self.constants.is_constant(v)]
+                read = user.slots if user.kind == "raw" else user.operands  # not the sizes of a reshape
+                free = [v for v in read if v is not None and not self.constants.is_constant(v)]
                 passes_on = user.kind in _AFTER_HEAD or user.kind in SILENT
                 if not passes_on or len(free) != 1 or not user.call.pure:
                     return False
