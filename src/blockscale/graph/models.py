@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from blockscale.errors import DtypeError
+from blockscale.errors import DtypeError, GraphError
 from blockscale.graph.collecting import at_rest
 from blockscale.graph.overlay import Graph
 
@@ -50,6 +50,10 @@ def snapshot(model: Any) -> Graph:
 @at_rest()
 def commit(graph: Graph, model: Any) -> Any:
     """The model with the edits of its overlay."""
+    if any(one.notes for one in graph.walk()):
+        raise GraphError(
+            "models have no place for quantization metadata: run the stage expand_metadata first"
+        )
     return adapter_of(model).commit(graph, model)
 
 

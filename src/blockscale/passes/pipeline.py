@@ -7,8 +7,20 @@ from typing import Any
 
 from blockscale.errors import UnknownNameError
 from blockscale.graph import invariants, models
+from blockscale.graph.collecting import at_rest
 from blockscale.graph.overlay import Graph
-from blockscale.passes import canonicalize, cse, fold, lift, sink
+from blockscale.passes import (
+    absorb,
+    canonicalize,
+    cse,
+    fold,
+    fold_metadata,
+    fuse_norm,
+    fuse_operands,
+    lift,
+    requantize,
+    sink,
+)
 from blockscale.passes.log import Log, counts
 
 Pass = Callable[[Graph, Log], None]
@@ -19,12 +31,26 @@ PASSES: dict[str, Pass] = {
     "lift": lift.run,
     "fold": fold.run,
     "sink": sink.run,
+    "absorb": absorb.run,
+    "fuse_norm": fuse_norm.run,
+    "requantize": requantize.run,
+    "fuse_operands": fuse_operands.run,
+    "fold_metadata": fold_metadata.run,
+    "expand_metadata": fold_metadata.expand,
 }
 
 COMBINE = ("cse", "lift", "cse")
-OPTIMIZE = ("canonicalize", *COMBINE, "fold", "sink", "cse")
+CANONICAL = ("canonicalize",)
+# For targets that keep quantization with their tensors: before any motion, which takes pairs apart.
+METADATA = (*CANONICAL, "fold_metadata")
+# Dequantizes are sunk to the products before anything fuses, and weights are folded, so that what is fused with
+# is codes. A norm takes the quantize of its result, then a dequantize–quantize becomes one, then the rest.
+OPTIMIZE = (
+    *CANONICAL, *COMBINE, "sink", "fold", "absorb", "fuse_norm", "requantize", "fuse_operands", "cse",
+)  # fmt: skip
 
 
+@at_rest()
 def run(graph: Graph, stages: Sequence[str], log: Log, *, check: bool = False) -> None:
     """The stages in order, on the graph and on the bodies in it."""
     for stage in stages:
@@ -42,6 +68,7 @@ def run(graph: Graph, stages: Sequence[str], log: Log, *, check: bool = False) -
     log.after = counts(graph)
 
 
+@at_rest()
 def optimize(
     model: Any, *, stages: Sequence[str] = OPTIMIZE, log: Log | None = None, check: bool = False,
     in_place: bool = False,
