@@ -33,6 +33,10 @@ def equal(a: Tensor, b: Tensor) -> bool:
     """The same dtype, shape and bits; any NaN equals any other."""
     if a.dtype is not b.dtype:
         return False
+    if a.dtype is torch.float64:
+        return torch.equal(a.isnan(), b.isnan()) and torch.equal(
+            _bytes(a.nan_to_num(0)), _bytes(b.nan_to_num(0))
+        )
     if a.dtype.is_floating_point and a.element_size() > 1:
         return bool(same_bits(to_numpy(a), to_numpy(b)).all())
     return a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))

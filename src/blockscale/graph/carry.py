@@ -59,7 +59,7 @@ class Crossings:
         layout = self._layout(node)
         if isinstance(layout, str):
             return layout
-        why = self._written([node, over])
+        why = self._untold(node, move) or self._written([node, over])
         if why:
             return why
         found = self._shapes(sources)
@@ -89,12 +89,12 @@ class Crossings:
             if isinstance(layout, str):
                 return layout
             layouts.append(layout)
-        why = self._written([node, over, *others])
+        move: Move = over.params["move"]
+        why = self._untold(node, move) or self._written([node, over, *others])
         if why:
             return why
         if any(value.meta is None for value in over.outputs):
             return "a shape is not known"
-        move: Move = over.params["move"]
         why = self._unknown_sizes(over, [one.shape for one in layouts])
         if why:
             return why
@@ -121,6 +121,13 @@ class Crossings:
             if layout.numbers.dynamic != measured:
                 return replace(layout, numbers=replace(layout.numbers, dynamic=measured))
         return layout
+
+    def _untold(self, node: Node, move: Move) -> str:
+        """Why a foreign operator whose arithmetic is not known stays: its code of 0, or of -x, is not known."""
+        foreign = quant_of(node).foreign
+        if foreign is None or not foreign.why or type(move) not in through.CHANGING:
+            return ""
+        return f"the codes of {node.call.name} are its own: {foreign.why}"
 
     def _written(self, nodes: Sequence[Node]) -> str:
         """Why they must stay where they are in the order of things; empty if they need not."""
@@ -180,10 +187,13 @@ class Crossings:
                 return move
         assert isinstance(scales, Move) and isinstance(given, Move)
         used_scales = node.kind != "fake_quantize" and (node.kind == "dequantize" or "scale" in quant.outputs)
-        checks = [(codes, over), (scales if used_scales else Same(), over), (given, None)]
-        why = next((w for move, like in checks if (w := self.follower.check(move, like))), "")
+        of_codes, of_scale, of_given = _dtypes(node, quant)
+        checks = [(codes, over, of_codes), (given, None, of_given)]
+        if used_scales:
+            checks.append((scales, over, of_scale))
+        why = next((w for move, like, dtype in checks if (w := self.follower.check(move, like, dtype))), "")
         if why:
-            return f"its codes or scales would need a {why}" if why else why
+            return f"its codes or scales would need a {why}"
         return Crossing(over, tuple(quants), tuple(changes), codes, scales, given)
 
     def _codes(self, node: Node, moved: Moved, over: Node) -> Move | str:
@@ -218,6 +228,19 @@ class Crossings:
         if quant.scale in ("scalar", "python"):
             return Same()
         return f"its scale of one dimension cannot follow {move}"
+
+
+def _dtypes(node: Node, quant: Quant) -> tuple[str, str, str]:
+    """Of the codes, of the scales that follow a move, and of those that are given to a quantize."""
+    given = _dtype(node.operand(1))
+    if node.kind != "quantize":
+        return _dtype(node.operand(0)), given, given
+    made = dict(zip(quant.outputs, node.outputs, strict=False))
+    return _dtype(made.get("codes")), _dtype(made.get("scale")), given
+
+
+def _dtype(value: Value | None) -> str:
+    return "" if value is None or value.meta is None else value.meta.dtype
 
 
 _GIVEN = {"scales": 1, "zero_points": 2, "tensor_scale": 3}

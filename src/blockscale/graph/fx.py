@@ -88,6 +88,7 @@ class _Reader:
         self.graph.origin = module
         self.graph.arguments = lambda node: _literal(node.origin)
         self.graph.written = self._written
+        self.graph.lacks = _lacks
         self.graph.fusible = ROW_OF
         self.value_of: dict[fx.Node, Value] = {}
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem
@@ -225,6 +226,14 @@ class _Reader:
                 found.append(_Reader(body, self.graph.alphabet, {}, path).graph)
         self.bodies_of[node] = found
         return found
+
+
+def _lacks(kind: str, dtype: str) -> bool:
+    """torch keeps, views and copies every type; it computes with few."""
+    if kind == "flip":
+        return dtype.startswith("float8") or dtype in ("uint16", "uint32", "uint64")
+    computes = kind in ("neg", "abs", "relu", "flip_bit", "clear_bit")
+    return computes and (dtype.startswith("float8") or dtype in ("uint16", "uint32", "uint64"))
 
 
 def _operands(names: str, args: Args) -> tuple[int | None, ...]:

@@ -50,18 +50,28 @@ class Follower:
         self.graph = graph
         self._made: dict[Any, Node] = {}
         self._folded: dict[Any, Value] = {}
+        self._sizes = {n for v in graph.inputs if v.meta is not None for n in v.meta.shape}
 
     # ------------------------------------------------------------------------------ whether
 
-    def check(self, move: Move, like: Node | None) -> str:
-        """Why `move` cannot be written; empty if it can. `like` is a node that does it to something else."""
-        if isinstance(move, Same) or _does(like, move):
+    def check(self, move: Move, like: Node | None, dtype: str = "") -> str:
+        """Why `move` of a `dtype` cannot be written; empty if it can. `like` does it to something else."""
+        if isinstance(move, Same):
             return ""
         if isinstance(move, Chain):
-            return next((why for part in move.moves if (why := self.check(part, None))), "")
+            return next((why for part in move.moves if (why := self.check(part, None, dtype))), "")
         if type(move) not in KINDS:
             return f"no operator is known for {move}"
-        if not isinstance(move, Reshape | Expand) and any(map(self._run_time, _numbers(move))):
+        if self.graph.lacks(KINDS[type(move)], dtype):
+            return f"{KINDS[type(move)]} of {dtype}, which the framework has not"
+        if _does(like, move):
+            return ""
+        if isinstance(move, Expand):
+            sizes = [self.graph.alphabet.dim(n) for n in move.target if self._run_time(n)]
+            return next(
+                (f"expand to {n}, which no input has as a size" for n in sizes if n not in self._sizes), ""
+            )
+        if not isinstance(move, Reshape) and any(map(self._run_time, _numbers(move))):
             return f"{KINDS[type(move)]} by a size known only at run time"
         return ""
 
