@@ -10,6 +10,7 @@ from torch import fx
 
 from blockscale.graph.fused import ROWS, row_named
 from blockscale.graph.torch_names import overload_named
+from blockscale.passes.pipeline import OPTIMIZE
 from passes.fx_graphs import Builder, aten
 from passes.proof import Proof, proven
 from runtime.fused_cases import CASES, Case
@@ -229,3 +230,42 @@ def test_fused_again_is_the_same() -> None:
     proof = done(b, linear_after(b, linear_after(b, x)))
     again = proven(proof.after, b.examples, stages=STAGES, more=True)
     assert again.kinds == proof.kinds
+
+
+@pytest.mark.parametrize("layout", ["mxfp8", "mxfp4", "nvfp4", "int8-token", "uint8-token", "int4-g16"])
+@pytest.mark.parametrize("dynamic", [(), (0, 1)])
+def test_one_that_was_lifted_over_a_view_for_nothing(layout: str, dynamic: tuple[int, ...]) -> None:
+    """It met no equal: the product that alone reads it measures it, after the view."""
+    b = Builder()
+    x = b.call(aten.exp.default, b.input(2, 3, 64, dynamic=dynamic))
+    sizes = b.sizes(x)
+    flat = b.call(aten.expand.default, b.call(aten.view.default, x, [-1, sizes[2]]), [-1, 64])
+    weight = b.fake(b.constant(torch.randn(64, 8)), "mxfp8", [32, 1])
+    module = b.done(b.call(aten.mm.default, b.fake(flat, layout), weight))
+    proof = proven(module, b.examples, stages=OPTIMIZE)
+    assert proof.kinds["quantize"] == proof.kinds["dequantize"] == 0 and proof.kinds["fused.mm"] == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["mxfp4", "int8-channel", "int4-g32"])
+def test_a_product_with_a_transposed_matrix_is_a_linear_layer(layout: str, dtype: torch.dtype) -> None:
+    """As decompositions write it. Codes of 4 bits share bytes: they cannot be transposed."""
+    for name in ("mm", "addmm", "t"):
+        b = Builder()
+        x, w = b.fake(b.input(5, 96, dtype=dtype), "mxfp8"), b.constant(torch.randn(40, 96).to(dtype))
+        weight = b.fake(w, layout)
+        turned = (
+            b.call(aten.t.default, weight) if name == "t" else b.call(aten.permute.default, weight, [1, 0])
+        )
+        bias = [b.constant(torch.randn(40).to(dtype))] if name == "addmm" else []
+        y = b.call(aten.addmm.default if bias else aten.mm.default, *bias, x, turned)
+        proof = proven(b.done(y), b.examples, stages=STAGES)
+        assert dict(proof.kinds) == {"fused.linear": 1}
+
+
+def test_a_matrix_that_broadcasts_is_no_bias() -> None:
+    b = Builder()
+    x, bias, w = b.input(5, 64), b.input(5, 8), b.fake(b.constant(torch.randn(8, 64)), "mxfp4")
+    turned = b.call(aten.t.default, w)
+    proof = proven(b.done(b.call(aten.addmm.default, bias, x, turned)), b.examples, stages=STAGES)
+    assert proof.kinds["fused.linear"] == 0 and proof.kinds["dequantize"] == 1

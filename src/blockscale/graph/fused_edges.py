@@ -5,14 +5,17 @@ takes its result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blockscale.graph.fused import OUT, RESULTS, Fused, takes
-from blockscale.graph.fused_nodes import FLOATS, Edge, edge_of, is_plain_quantize
+from blockscale.graph.fused_nodes import FLOATS, Edge, Port, edge_of, is_plain_quantize
 from blockscale.graph.overlay import Graph
-from blockscale.graph.quant import lost_in_codes, quant_of
+from blockscale.graph.quant import layout_of, lost_in_codes, quant_of
 from blockscale.graph.view import Meta, Node, Value
-from blockscale.numerics.moves import MulPow2, Same
+from blockscale.numerics.follow import Moved
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.moves import MulPow2, Reshape, Same
+from blockscale.numerics.through import lifted
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -76,23 +79,40 @@ class Edges:
 
     def _inside(self, name: str, node: Node) -> Edge | None:
         """Floats that are quantized by nobody else than here: the operator does it itself."""
-        codes = node.operand(0)
+        codes = _only_source(node.operand(0))
         q = codes.producer if codes is not None else None
         if q is None or q.kind != "quantize" or q.operand(1) is not None or not q.call.pure:
             return None
         quant, params = quant_of(q), node.operands[1:]
-        if quant.outputs != RESULTS or (quant.numbers, quant.block) != (
-            quant_of(node).numbers, quant_of(node).block
-        ):  # fmt: skip
+        if (
+            quant.outputs != RESULTS
+            or quant.numbers != quant_of(node).numbers
+            or lost_in_codes(quant.numbers)
+        ):
             return None
-        if any(user is not node for value in q.outputs for user in value.users):
-            return None
-        if any(v is not None and v is not out for v, out in zip(params, q.outputs[1:], strict=False)):
-            return None
-        if lost_in_codes(quant.numbers):
+        for value, out in zip(params, q.outputs[1:], strict=False):
+            if value is not None and _only_source(value) is not out:
+                return None
+        read = [*(v for v in map(_only_source, node.operands) if v is not None)]
+        if any(value.users and value not in read for value in q.outputs):
             return None
         edge = self._measured(name, q, node)
-        return None if isinstance(edge, str) else edge
+        return None if isinstance(edge, str) else self._reshaped(edge, q, node)
+
+    def _reshaped(self, edge: Edge, q: Node, node: Node) -> Edge | None:
+        """The edge of `q` where its codes and scales are reshaped on their way to `node`."""
+        meta, layouts = node.outputs[0].meta, [layout_of(one, self.graph.alphabet) for one in (q, node)]
+        above, below = (None if isinstance(one, str) else dynamic(one) for one in layouts)
+        if above is None or below is None or meta is None or edge.value is None or edge.port is None:
+            return None
+        if above == below:
+            return edge
+        move = Reshape(below.shape)
+        moved = lifted(below, move, above.shape)
+        if not isinstance(moved, Moved) or moved.before[0] != above:
+            return None
+        x = self.graph.make("reshape", [edge.value], [meta], {"move": move}, near=node).outputs[0]
+        return replace(edge, value=x, port=Port(edge.port.numbers, below.block, meta.shape))
 
     def _measured(self, name: str, node: Node, last: Node) -> Edge | str:
         """`node` quantizes floats by a scale of its own; `last` gives the values of that."""
@@ -117,6 +137,24 @@ class Edges:
         if isinstance(edge, str):
             return edge
         return edge, [value.meta for value in node.outputs]
+
+
+def dynamic(layout: Layout) -> Layout:
+    return replace(layout, numbers=replace(layout.numbers, dynamic=True))
+
+
+def _only_source(value: Value | None) -> Value | None:
+    """Behind reshapes of which nobody else uses anything; None where somebody does."""
+    while value is not None and len(value.users) == 1:
+        node = value.producer
+        if node is None or "move" not in node.params or not node.call.pure:
+            return value
+        source = node.operand(0)
+        same = source is not None and source.meta == value.meta and node.kind in ("identity", "expand")
+        if node.kind != "reshape" and not same:
+            return value
+        value = source
+    return None
 
 
 def quantized_by(graph: Graph, value: Value) -> Node | str | None:

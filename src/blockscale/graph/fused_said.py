@@ -13,6 +13,7 @@ from blockscale.graph.fused import ROW_OF, ROWS_OF_ATEN, Fused
 from blockscale.graph.ops import KIND_OF_ATEN, OPS
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Node, Value
+from blockscale.numerics.moves import Permute
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,25 @@ def said(graph: Graph, node: Node, *, quantized: bool) -> Said | str:
     if isinstance(found, Said) and found.row.name not in graph.fusible:
         return f"blockscale.{found.row.name} cannot be written into this model"
     return found
+
+
+def as_linear(graph: Graph, found: Said) -> Said:
+    """A product with a transposed matrix as the linear layer that it is, where the matrix is dequantized.
+
+    Codes that share bytes cannot be transposed themselves.
+    """
+    if found.row.name not in ("mm", "addmm") or "linear" not in graph.fusible:
+        return found
+    x, y, bias = (*found.operands, None)[:3]
+    node = y.producer if y is not None else None
+    if node is None:
+        return found
+    weight = node.operand(0) if node.params.get("move") == Permute((1, 0)) and node.call.pure else None
+    if weight is None or weight.producer is None or weight.producer.kind != "dequantize":
+        return found
+    if bias is not None and (bias.meta is None or len(bias.meta.shape) != 1):
+        return found
+    return Said(ROW_OF["linear"], (x, weight, bias), (), {})
 
 
 def _fits(row: Fused, quantized: bool) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from blockscale.graph.fused_edges import Edges, arithmetic_of, quantized_by
 from blockscale.graph.fused_nodes import FLOATS, Edge, is_fused, make
-from blockscale.graph.fused_said import Said, said
+from blockscale.graph.fused_said import Said, as_linear, said
 from blockscale.graph.ops import SILENT, moves
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Meta, Node, Value
@@ -58,6 +58,7 @@ def _fused(graph: Graph, node: Node, q: Node | None, log: Log) -> str:
     found = said(graph, node, quantized=q is not None)
     if isinstance(found, str):
         return found
+    found = as_linear(graph, found)
     dtype = arithmetic_of(found.operands, node.outputs[0])
     if dtype is None:
         return "its operands and its result are not of one float dtype that fused operators take"

@@ -102,7 +102,8 @@ def _value(x: Tensor | None, fields: Fields, compute: torch.dtype) -> Tensor | N
         return x
     if fields.kind == "dynamic":
         edge = edge_of(fields, x.shape, quantizes=True)
-        return _operators.fake_quantize.default(x, *edge)  # type: ignore[no-any-return]
+        # In order of memory, as what is dequantized: sums may round elsewhere in another order.
+        return _operators.fake_quantize.default(x, *edge).contiguous()  # type: ignore[no-any-return]
     numbers, block, *params = edge_of(fields, shape := shape_of(x, fields), quantizes=False)
     return _operators.dequantize.default(  # type: ignore[no-any-return]
         x, *params, numbers, shape, block, dtype=compute
