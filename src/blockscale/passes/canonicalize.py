@@ -151,9 +151,15 @@ class _Canonicalize:
             return "the quantize that it belongs to is not right before it, or stays"
         quant, users = quant_of(node), node.outputs[0].users
         for user in users:
-            if user.kind != "dequantize" or quant_of(user) != quant:
+            if user.kind != "dequantize" or not self._belongs(user, node):
                 return f"its codes are read by {user.name}, which is not its dequantize"
-        given = _Given(quant.numbers)
+            foreign = quant_of(user).foreign
+            if foreign is not None and foreign.why:
+                return f"its codes are read by {user.name}: {foreign.why}"
+        found = self._given(node, quant.foreign)
+        if isinstance(found, str):
+            return found
+        given = found
         lost = lost_in_codes(quant.numbers)
         if lost or not self.split:
             done = self._one(node, given)
@@ -165,12 +171,28 @@ class _Canonicalize:
             self.graph.discard(users)
             return done + (f", one node: {lost}" if lost else "")
         made = self._quantizer(node, given)
+        if given.scale is None:
+            given = self._measured(made, given)
         for user in users:
-            dq = self._dequantizer(user, self._measured(made, given), made.outputs[0])
+            dq = self._dequantizer(user, given, made.outputs[0])
             self.graph.replace(user.outputs[0], dq.outputs[0])
             self.log.did(STAGE, user, f"{user.call.name} became a dequantize of {quant.numbers}")
         self.graph.discard(users)
         return f"became a quantize of {quant.numbers}"
+
+    def _belongs(self, dequantize: Node, quantize: Node) -> bool:
+        """Whether it decodes what the other made: in one layout, with one scale and zero point."""
+        read, made = quant_of(dequantize), quant_of(quantize)
+        if quantize.operand(1) is None and made.scale != "python":
+            return read == made
+        same = all(self._same(dequantize.operand(i), quantize.operand(i)) for i in (1, 2))
+        return same and (read.numbers, read.block, read.scale) == (made.numbers, made.block, made.scale)
+
+    def _same(self, a: Value | None, b: Value | None) -> bool:
+        if a is None or b is None or a is b:
+            return a is b
+        one, other = self._known(a), self._known(b)
+        return one is not None and other is not None and a.meta == b.meta and bool(np.all(one == other))
 
     # ------------------------------------------------------------------------------ nodes of ours
 
