@@ -37,6 +37,7 @@ class Writer:
         self.add_constant = add_constant or self._buffer
         self.known_sizes: dict[tuple[fx.Node, int], fx.Node] = {}
         self.results = {} if results is None else results  # of calls on fake tensors; bodies share them
+        self.facts: dict[int, tuple[Any, Any]] = {}  # by the id of metadata, which it keeps alive
         self.mode = fake_mode(self.fx)
         self.head = _last_input(self.fx)  # constants go behind it, in front of all that may need them
         self.cursor: fx.Node | None = None
@@ -83,9 +84,11 @@ class Writer:
 
     def _outputs_of(self, node: Node) -> None:
         """getitem nodes right behind what they read: new nodes may need them earlier than old ones did."""
-        for value in node.outputs:
+        for i, value in enumerate(node.outputs):
             origin = value.origin
-            if isinstance(origin, fx.Node) and origin is not node.origin:
+            if origin is None and value.uses:  # that nobody read before
+                self._item(node.origin, i, value)
+            elif isinstance(origin, fx.Node) and origin is not node.origin:
                 self._after_cursor(origin)
 
     def _node_of(self, value: Value) -> fx.Node:
@@ -129,7 +132,7 @@ class Writer:
         if len(before) != len(after) or not self.restrided.isdisjoint(before):
             return True
         return any(
-            a is not b and _tensor_facts(a) != _tensor_facts(b) for a, b in zip(before, after, strict=True)
+            a is not b and self._facts(a) != self._facts(b) for a, b in zip(before, after, strict=True)
         )
 
     def _filled(self, template: fx.Node, slots: list[Value | None]) -> tuple[Any, Any]:
@@ -254,12 +257,31 @@ class Writer:
         """What a call gives on fake tensors, None where that cannot be known; once for equal metadata."""
         if self.mode is None or any("val" not in n.meta for n in leaves(node)):
             return None
-        key = (self.mode, node.target, _frozen(node.args), _frozen(node.kwargs))
+        key = (self.mode, node.target, self._frozen(node.args), self._frozen(node.kwargs))
         if key not in self.results:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with self.mode:
                 self.results[key] = node.target(*args, **kwargs)  # type: ignore[operator]
         return self.results[key]
+
+    def _frozen(self, argument: Any) -> Any:
+        """Arguments with tensors replaced by what decides the metadata of a result."""
+        if argument.__class__ in _PLAIN:
+            return argument.__class__, argument
+        if isinstance(argument, fx.Node):
+            return self._facts(argument)
+        if isinstance(argument, _SEVERAL):
+            return tuple([self._frozen(item) for item in argument])
+        if isinstance(argument, dict):
+            return tuple([(key, self._frozen(value)) for key, value in argument.items()])
+        return (type(argument), repr(argument))
+
+    def _facts(self, node: fx.Node) -> Any:
+        found = node.meta.get("val")
+        known = self.facts.get(id(found))
+        if known is None:
+            known = self.facts[id(found)] = found, _facts_of(found)
+        return known[1]
 
     # ------------------------------------------------------------------------------ strides
 
@@ -327,9 +349,8 @@ _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
 _SEVERAL = (list, tuple)
 
 
-def _tensor_facts(node: fx.Node) -> Any:
+def _facts_of(found: Any) -> Any:
     """What decides the metadata of a result; sizes known only at run time by their names, lest guards arise."""
-    found = node.meta.get("val")
     if isinstance(found, torch.Tensor):
         return found.dtype, _named(found.shape), _named(found.stride()), found.device
     return str(found)
@@ -337,19 +358,6 @@ def _tensor_facts(node: fx.Node) -> Any:
 
 def _named(sizes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([n if n.__class__ is int else str(n) for n in sizes])
-
-
-def _frozen(argument: Any) -> Any:
-    """Arguments with tensors replaced by what decides the metadata of a result."""
-    if argument.__class__ in _PLAIN:
-        return argument.__class__, argument
-    if isinstance(argument, fx.Node):
-        return _tensor_facts(argument)
-    if isinstance(argument, _SEVERAL):
-        return tuple([_frozen(item) for item in argument])
-    if isinstance(argument, dict):
-        return tuple([(key, _frozen(value)) for key, value in argument.items()])
-    return (type(argument), repr(argument))
 
 
 def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
