@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
@@ -128,9 +129,16 @@ def compare(a: Any, b: Any, inputs: Any) -> Comparison:
     if one != other:
         raise CombinationError(f"a is a model of {one}, b of {other}: their tensors have no names in common")
     target = import_module(f"blockscale.targets.{one}")
-    names = sorted(_float_tensors(graphs[0]) & _float_tensors(graphs[1]))
-    pairs = zip(*(target.values(g, names, s) for g, s in zip(graphs, sources, strict=True)), strict=True)
-    found = compared(pairs, target.output_names(graphs[0]))
+    tensors = [_float_tensors(graph) for graph in graphs]
+    common = sorted(tensors[0].keys() & tensors[1].keys())
+    runs = (
+        _named(
+            target.values(graph, [here[name] for name in common], source),
+            {here[name]: name for name in common},
+        )
+        for graph, here, source in zip(graphs, tensors, sources, strict=True)
+    )
+    found = compared(zip(*runs, strict=True), target.output_names(graphs[0]))
     if not found.batches:
         raise ArgumentError("inputs", "no batch", "one batch at least; a generator can be read only once")
     return found
@@ -147,15 +155,30 @@ def _first(sources: Any) -> Any:
     return batch, (chain([batch], looked), other)
 
 
-def _float_tensors(model: Any) -> set[str]:
-    """What operators that compute give; not what only has its elements elsewhere."""
+def _named(batches: Iterator[dict[str, Any]], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    return ({names.get(tensor, tensor): values for tensor, values in batch.items()} for batch in batches)
+
+
+def _float_tensors(model: Any) -> dict[str, str]:
+    """Name → name here, of what operators that compute give; not of what only has its elements elsewhere.
+
+    What a fused operator of ours gives has the name of what it replaced.
+    """
     graph = models.snapshot(model)
-    found = set()
+    found: dict[str, str] = {}
     for one in graph.walk() if _library(model) == "torch" else (graph,):
         for node in one.nodes:
-            if node.kind not in SILENT and node.kind != "output":
-                found |= {one.prefix + value.name for value in node.outputs if _is_float(value.meta)}
+            if node.kind in SILENT or node.kind == "output":
+                continue
+            for value in node.outputs:
+                if value.used and _is_float(value.meta):
+                    name = one.prefix + value.name
+                    found.setdefault(name, name)
+                    found.setdefault(_MADE.sub("", name), name)
     return found
+
+
+_MADE = re.compile(r"_bs\d+$")  # what an overlay puts behind the names of its nodes
 
 
 def _is_float(meta: Meta | None) -> bool:

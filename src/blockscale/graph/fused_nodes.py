@@ -67,7 +67,7 @@ def make(
     graph: Graph, name: str, edges: Sequence[Edge], out: Edge, metas: Sequence[Meta | None],
     settings: Mapping[str, Any], *, tensors: Sequence[Value | None] = (), compute: str = "float32", near: Node,
 ) -> Node:  # fmt: skip
-    """A new fused node; `settings` has the arguments that are not the default."""
+    """A new fused node, named for `near`; `settings` has the arguments that are not the default."""
     row = row_named(name)
     operands = [edge.value for edge in edges] + list(tensors)
     for edge in (*edges, out):
@@ -76,7 +76,7 @@ def make(
         "ports": tuple(edge.port for edge in edges), "out": out.port, "settings": frozen(settings),
         "compute": compute,
     }  # fmt: skip
-    return graph.make(row.kind, operands, metas, params, near=near, name=name.replace(".", "_"))
+    return graph.make(row.kind, operands, metas, params, near=near, name=near.name)
 
 
 def frozen(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
