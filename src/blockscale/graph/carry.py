@@ -17,14 +17,14 @@ from blockscale.graph.moving import Follower, known_integer
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import Quant, codes_dims, is_empty, layout_of, quant_of
 from blockscale.graph.view import Meta, Node, Value
-from blockscale.numerics import through
+from blockscale.numerics import stored_moves, through
 from blockscale.numerics.follow import Moved
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.moves import Cat, Move, Permute, Reshape, Same, Split
-from blockscale.numerics.stored_moves import stored_move
 
 lifted_layout = lru_cache(maxsize=1 << 14)(through.lifted)
 sunk_layout = lru_cache(maxsize=1 << 14)(through.through)
+stored_move = lru_cache(maxsize=1 << 14)(stored_moves.stored_move)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ def fields_of(
     return fields._replace(block=_open_block(layout), last=_open_last(layout))
 
 
+@lru_cache(maxsize=4096)
 def _dtype_of(numbers: Numbers, scale_given: bool) -> str:
     head = NVFP4 if numbers.tensor_scale and numbers.element == "fp4_e2m1" else numbers.element
     own: dict[str, object] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from blockscale.graph.ops import KIND_OF_ATEN
 from blockscale.graph.torch_names import overload_named
 from blockscale.graph.view import Node
 from blockscale.numerics.layout import Layout
+from blockscale.numerics.scheme import Numbers
 
 if TYPE_CHECKING:
     from blockscale.graph.fx_make import Made, Operands
@@ -38,10 +40,17 @@ def fused_call(w: Writer, node: Node, operands: Operands) -> Made:
 def _fields(w: Writer, port: Port | None, scale: Any, slot: Any) -> Fields:
     if port is None:
         return FLOAT
-    numbers = replace(port.numbers, dynamic=True) if scale is None else port.numbers
-    layout = Layout(numbers, w.overlay.alphabet.numbers(port.shape), port.block)
-    found = fields_of(layout, scale, slot, slot)
-    return found._replace(block=None if found.block is None else list(found.block))
+    numbers = port.numbers
+    form = _form(numbers, w.overlay.alphabet.numbers(port.shape), port.block, scale is not None)
+    zero = slot if numbers.tensor_scale or numbers.zero_point else None
+    return form._replace(scale=scale, zero_point=zero, block=None if form.block is None else list(form.block))
+
+
+@lru_cache(maxsize=4096)
+def _form(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...], given: bool) -> Fields:
+    """The fields but for the tensors in them; `given`: there is a scale."""
+    layout = Layout(numbers if given else replace(numbers, dynamic=True), shape, block)
+    return fields_of(layout, given or None)
 
 
 def _written(value: Any) -> Any:

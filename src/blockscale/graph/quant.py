@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from blockscale.errors import BlockscaleError
@@ -129,7 +130,7 @@ def layout_of(node: Node, alphabet: Alphabet) -> Layout | str:
         return "its shape is not known"
     quant = quant_of(node)
     try:
-        return Layout(quant.numbers, alphabet.numbers(meta.shape), quant.block)
+        return _layout(quant.numbers, alphabet.numbers(meta.shape), quant.block)
     except BlockscaleError as error:
         return str(error)
 
@@ -142,6 +143,12 @@ def lost_in_codes(numbers: Numbers) -> str:
     if element.is_fixed and any(row.zero_signs(True, str(numbers.rounding))):
         return f"dialect {row.name!r} keeps the sign of zeros, and {numbers.element} has no code for -0"
     return ""
+
+
+@lru_cache(maxsize=1 << 14)
+def _layout(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...]) -> Layout:
+    """One for all equal ones: most layers of a model are alike, and what a layout must hold is checked once."""
+    return Layout(numbers, shape, block)
 
 
 def scale_dims(dims: Dims, block: tuple[int, ...]) -> Dims | str:
