@@ -4,6 +4,7 @@ A lift that quantizes no more elements than before is done at once. One that wou
 a gather) waits for its equals on other pieces of the same tensor, and is done where together they quantize
 as much as the tensor has, or where an equal one stands there already. A cat is crossed only where every
 branch gains: an equal one stands on it, it is a constant, or what makes it can quantize its own result.
+Where no lift can gain anything it stays at its reader, which may take quantized operands.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from blockscale.graph.carry import Crossing, Crossings, output_metas
+from blockscale.graph.fused_said import Said, said
 from blockscale.graph.moving import Follower
 from blockscale.graph.ops import OPS
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import is_empty, quant_of
 from blockscale.graph.view import Call, Node, Value
-from blockscale.numerics.moves import Cat, Same
+from blockscale.numerics.moves import Cat, Same, Split
 from blockscale.passes.log import Log
 
 STAGE = "lift"
@@ -81,12 +83,18 @@ class _Lifter:
 
     def climb(self, climb: _Climb) -> None:
         """As far up as it goes at once."""
+        if not climb.crossed and climb.node in self.graph:
+            top = self._top(climb.node)
+            if top is not None:
+                self._end(climb, f"not lifted: {top.call.name}, where it would stand, cannot take it in")
+                return
         while climb.node in self.graph:
             node = climb.node
             x = node.operand(0)
             over = x.producer if x is not None else None
             if x is None or over is None or "move" not in over.params:
-                break
+                self._end(climb, _unread(over))
+                return
             crossing = self.crossings.lifted(node, over)
             if isinstance(crossing, str):
                 self._end(climb, f"not lifted over {over.name}: {crossing}")
@@ -112,6 +120,25 @@ class _Lifter:
             if self._lift(climb, crossing):
                 break
         self._end(climb, "")
+
+    def _top(self, node: Node) -> Node | None:
+        """The operator below which it would end up in vain: no equal one can be met on the way, nothing is
+        made smaller, and the operator has no fused form. A product takes it from where it is.
+        """
+        x = node.operand(0)
+        value, producer = x, x.producer if x is not None else None
+        crossed = False
+        while value is not None and producer is not None and "move" in producer.params:
+            if len(value.users) > 1 or isinstance(producer.params["move"], Cat | Split):
+                return None
+            value, crossed = producer.operand(0), True
+            producer = value.producer if value is not None else None
+        if not crossed or value is None or producer is None or len(value.users) > 1:
+            return None
+        known = producer.kind in OPS and OPS[producer.kind].use not in _ABSORB
+        if not known or self._size(value) < self._size(x):
+            return None
+        return None if isinstance(said(self.graph, producer, quantized=True), Said) else producer
 
     def _end(self, climb: _Climb, why: str) -> None:
         if climb.crossed:
@@ -238,6 +265,14 @@ class _Lifter:
     def _size(self, value: Value | None) -> int:
         shape = None if value is None else self.graph.numbers(value)
         return 0 if shape is None else math.prod(shape)
+
+
+def _unread(over: Node | None) -> str:
+    """Why an operator that might be a move is none, as far as it could be read."""
+    if over is None or over.kind != "raw":
+        return ""
+    why = over.params.get("why") or "it is not known"
+    return f"not lifted over {over.name} ({over.call.name}): {why}"
 
 
 _NONE = OPS["assert"]
