@@ -110,6 +110,8 @@ LAYER_FORMS: dict[str, Callable[..., Tensor]] = {
     "sqrt": lambda x, w, b: spelled_layer_norm(x, w, b, 1e-6, True),
 }
 _X = (3, 5, 40)
+_HEADS = (2, 4, 5, 16)
+_MASK = torch.ones(5, 5, dtype=torch.bool).tril()
 
 CASES: list[Case] = [
     Case("linear", (_X, (8, 40), (8,)), {}, F.linear),
@@ -122,6 +124,10 @@ CASES: list[Case] = [
     Case("baddbmm", ((3, 4, 40), (3, 40, 6), (3, 4, 6)), {"alpha": 2},
          lambda x, y, b: torch.baddbmm(b, x, y, alpha=2)),
     *(case for n in (1, 2, 3) for case in _conv(n)),
+    Case("sdpa", (_HEADS, _HEADS, _HEADS), {"is_causal": True},
+         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    Case("sdpa", (_HEADS, (2, 2, 5, 16), (2, 2, 5, 16)), {"attn_mask": _MASK, "enable_gqa": True, "scale": 0.3},
+         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, _MASK, scale=0.3, enable_gqa=True)),
     Case("embedding", ((9, 40),), {"indices": torch.tensor([[0, 8], [3, 3]])},
          lambda w: F.embedding(torch.tensor([[0, 8], [3, 3]]), w)),
     Case("add", (_X, (5, 40)), {}, torch.add),

@@ -70,11 +70,17 @@ class Fused:
     @cached_property
     def rest_names(self) -> tuple[str, ...]:
         """Without those that are tensors."""
-        return tuple(name for kind, name in self._rest if kind != "Tensor")
+        return tuple(name for kind, name in self._rest if not kind.startswith("Tensor"))
 
     @cached_property
     def rest_tensors(self) -> tuple[str, ...]:
-        return tuple(name for kind, name in self._rest if kind == "Tensor")
+        return tuple(name for kind, name in self._rest if kind.startswith("Tensor"))
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """Tensors that must be there, as ATen calls them."""
+        rest = {name for kind, name in self._rest if kind == "Tensor"}
+        return frozenset(rest | {one.aten for one in self.operands if not one.optional})
 
     @cached_property
     def _rest(self) -> tuple[tuple[str, str], ...]:
@@ -151,6 +157,9 @@ ROWS = (
     Fused("convolution", "aten.convolution.default", _WEIGHTED,
           "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, "
           "SymInt groups"),
+    Fused("sdpa", "aten.scaled_dot_product_attention.default", "query key value",
+          "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, "
+          "bool enable_gqa=False"),
     Fused("embedding", "aten.embedding.default", "weight", "Tensor indices, SymInt padding_idx=-1",
           ignored=("scale_grad_by_freq", "sparse")),
     Fused("add", "aten.add.Tensor", "x=self y=other", "Scalar alpha=1"),

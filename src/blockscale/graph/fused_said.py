@@ -72,9 +72,8 @@ def _of_aten(graph: Graph, node: Node, quantized: bool) -> Said | str:
     settings = {n: v for n, v in graph.settings(node).items() if v is not None and n not in present}
     why = ""
     for row in ROWS_OF_ATEN[name]:
-        wanted = {one.aten for one in row.operands if not one.optional} | set(row.rest_tensors)
         allowed = {one.aten for one in row.operands} | set(row.rest_tensors)
-        if not _fits(row, quantized) or not wanted <= present <= allowed:
+        if not _fits(row, quantized) or not row.needed <= present <= allowed:
             continue
         more = sorted(settings.keys() - set(row.rest_names) - set(row.ignored))
         if more:
