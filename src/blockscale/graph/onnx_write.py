@@ -272,10 +272,10 @@ class Writer:
         old: list[ir.Value] = list(self.graph.outputs)
         new = [self.value(value) for value in node.slots if value is not None]
         node.dirty = False
-        moved = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b]
+        moved = {i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b}
         taken = {value for i, value in enumerate(new) if i not in moved}
         facts = {i: (old[i].name, old[i].type, old[i].shape, dict(old[i].metadata_props)) for i in moved}
-        for i in moved:
+        for i in sorted(moved):
             if new[i] in taken or not self._is_made_here(new[i]):
                 new[i] = self._copied(new[i], node, i)
             taken.add(new[i])
@@ -313,13 +313,24 @@ class Writer:
             or (node in self.place_of and node.outputs[0] in idle)
         ]  # fmt: skip
         for node in gone:
+            _detach(node)
             for body in bodies_of(node):
                 for inner in body.all_nodes():
-                    inner.resize_inputs(0)
+                    _detach(inner)
         self.graph.remove(gone, safe=True)
         for name, value in list(self.graph.initializers.items()):
             if value in idle and not value.is_graph_input():
                 del self.graph.initializers[name]
+
+
+def _detach(node: ir.Node) -> None:
+    """Without inputs. Taken away one by one, each costs as much as there are."""
+    if len(node.inputs) > _WIDE:
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                value._remove_usage(node, i)
+        node._inputs = ()
+    node.resize_inputs(0)
 
 
 def _next(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
