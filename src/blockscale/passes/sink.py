@@ -43,6 +43,10 @@ class _Sinker:
         """Below all users of `node`, if that is possible; the dequantizes that this makes."""
         value = node.outputs[0]
         users = value.users
+        raw = next((user for user in users if user.kind == "raw"), None)
+        if raw is not None:
+            why = raw.params.get("why") or "it is not known"
+            self.log.left(STAGE, node, f"not sunk below {raw.name} ({raw.call.name}): {why}")
         if not users or not node.call.pure or any("move" not in user.params for user in users):
             return []
         crossings: list[tuple[Crossing, list[Node]]] = []
