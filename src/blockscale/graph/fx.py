@@ -86,7 +86,7 @@ class _Reader:
         self.graph = Graph("", alphabet)
         self.graph.prefix = prefix
         self.graph.origin = module
-        self.graph.arguments = lambda node: _literal(node.origin)
+        self.graph.arguments = lru_cache(maxsize=None)(lambda node: _literal(node.origin))
         self.graph.written = self._written
         self.graph.lacks = _lacks
         self.graph.fusible = ROW_OF

@@ -77,9 +77,9 @@ class Graph:
         """Nodes of the model in their order; a new node, or one needed earlier, before its first user."""
         done: set[Node] = set()
         result: list[Node] = []
-        every = self._all
+        every, swept = self._all, not self._suspects
         for root in self._nodes:
-            if root in done or root not in every or not root.live:
+            if root in done or root not in every or not (swept or root.live):
                 continue
             if all([v is None or (made := v.producer) is None or made in done for v in root.slots]):
                 done.add(root)
@@ -186,7 +186,9 @@ class Graph:
         node.slots[slot] = new
         if new is not None:
             new.uses[(node, slot)] = None
-        node.dirty = self.changed = self._stale = True
+        node.dirty = self.changed = True
+        if (old is not None and old.producer) or (new is not None and new.producer):
+            self._stale = True
 
     def sweep(self) -> int:
         """Remove nodes that are not live; how many."""
