@@ -110,10 +110,7 @@ def _check_names(model: ir.Model, tensors: Sequence[str]) -> None:
 def _why_not(model: ir.Model, tensor: str, outer: Sequence[str]) -> str:
     for node in model.graph.all_nodes():
         if node.graph is not model.graph and any(value.name == tensor for value in node.outputs):
-            return (
-                f"it lies in the body of an {node.name or node.op_type!r} within control flow, where nothing can "
-                "look; leave it float, or take a layout that needs no calibration: MX formats, or dynamic ones"
-            )
+            return f"{node.name or node.op_type!r} makes it in a body of control flow, where nothing can look; leave it float, or take a layout that needs no calibration: MX formats, or dynamic ones"
     close = get_close_matches(tensor, outer, n=1)
     return "the model has no such value" + (f"; did you mean {close[0]!r}?" if close else "")
 
@@ -200,8 +197,8 @@ def without_weights(model: ir.Model, outputs: Sequence[str]) -> tuple[onnx.Model
     weights = {}
     for name, value in graph.initializers.items():
         tensor = value.const_value
-        if tensor is None:
-            continue
+        if tensor is None or not (value.uses() or value.is_graph_output()):
+            continue  # onnxruntime drops what is not used, and then misses it
         if tensor.nbytes < INLINE or name in given or str(tensor.dtype.numpy()) not in SHARED:
             proto.graph.initializer.append(_inline(tensor, name))
         else:

@@ -111,6 +111,8 @@ def read(model: Any) -> ir.Model:
             "model", type(model).__name__, "the path of an .onnx file, a ModelProto or an onnx_ir.Model"
         )
     try:
+        if not os.path.getsize(model):
+            raise ValueError("it is empty")
         loaded = ir.load(os.fspath(model))
         for (
             value
