@@ -110,7 +110,10 @@ def _check_names(model: ir.Model, tensors: Sequence[str]) -> None:
 def _why_not(model: ir.Model, tensor: str, outer: Sequence[str]) -> str:
     for node in model.graph.all_nodes():
         if node.graph is not model.graph and any(value.name == tensor for value in node.outputs):
-            return f"{node.name or node.op_type!r} makes it in a body of control flow, where nothing can look; leave it float, or take a layout that needs no calibration: MX formats, or dynamic ones"
+            return (
+                f"{node.name or node.op_type!r} makes it in a body of control flow, where nothing can look; leave "
+                "it float, or take a layout that needs no calibration: MX formats, or dynamic ones"
+            )
     close = get_close_matches(tensor, outer, n=1)
     return "the model has no such value" + (f"; did you mean {close[0]!r}?" if close else "")
 
