@@ -43,14 +43,19 @@ Scales = dict[str, Tensor]
 
 
 def by_hand(
-    model: nn.Module, preset: str, calibration: Sequence[tuple[Any, ...]] = (), head: str | None = None
-) -> nn.Module:
-    """A copy of `model`; `head` is the name of the linear that makes the outputs."""
+    model: nn.Module, preset: str, calibration: Sequence[tuple[Any, ...]] = (), head: str | None = None,
+    constant: Sequence[str] = (),
+) -> nn.Module:  # fmt: skip
+    """A copy of `model`; `head` is the name of the linear that makes the outputs, `constant` names embeddings
+    of what is known before the run: their results are constants, which no recipe quantizes.
+    """
     meaning = MEANING[preset]
     scales = measured(model, calibration) if meaning.static else {}
     result = copy.deepcopy(model).requires_grad_(False)  # or torch.matmul takes another way, with other bits
     done: set[int] = set()
     for name, module in layers(result):
+        if name.rpartition(".")[2] in constant:
+            continue
         if id(module.weight) not in done:  # or a tied weight would be rounded twice
             done.add(id(module.weight))
             wide = isinstance(module, nn.Embedding) or name == head

@@ -60,7 +60,9 @@ def test_forms_of_attention(attention: str, dtype: torch.dtype, dynamic: bool, d
 def test_every_form_with_every_preset(
     attention: str, dtype: torch.dtype, dynamic: bool, decomposed: bool
 ) -> None:
-    _assert_forms(attention, dtype, dynamic, decomposed, list(MEANING))
+    # bs.fake_quantize with a given scale fixes the shape that it is exported with.
+    presets = [name for name in MEANING if not (MEANING[name].static and dynamic and decomposed)]
+    _assert_forms(attention, dtype, dynamic, decomposed, presets)
 
 
 def _assert_forms(
@@ -90,7 +92,8 @@ def test_forms_of_linear_layers(form: str, dynamic: bool) -> None:
         assert_same(quantized, by_hand(block, preset, inputs[:1]), inputs)
         combined = optimize(quantized, stages=("canonicalize", *COMBINE, "fold"), check=True)
         assert quantizes(combined) == 4  # of 7 linear layers: q, k and v read one tensor, gate and up another
-        assert quantizes(proof.after) == 0
+        # A static one is an operand of the linear layer behind it, but nothing in sdpa can make it.
+        assert quantizes(proof.after) == MEANING[preset].static
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
