@@ -229,6 +229,15 @@ def tensor(seed: int, shape: tuple[int, ...], specials: bool = True) -> Array:
     return np.asarray(x, dtype=np.float32)
 
 
+def mixed(seed: int, shape: tuple[int, ...]) -> Array:
+    """The same with NaN, Inf and the like in few rows, so that most blocks are not NaN throughout."""
+    x = tensor(seed, shape, specials=False)
+    if not shape:
+        return x
+    rare = np.random.default_rng(seed).random((*shape[:-1], 1)) < 0.2
+    return np.where(rare, tensor(seed, shape), x)
+
+
 def params_for(layout: Layout, seed: int) -> Params | None:
     """Static parameters; None: the codec measures them."""
     numbers = layout.numbers

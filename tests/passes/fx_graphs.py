@@ -26,7 +26,7 @@ from blockscale.numerics.moves import Move
 from blockscale.numerics.scheme import Scheme, scheme_named
 from blockscale.passes import cse, lift, sink
 from blockscale.passes.log import Log, counts
-from numerics.moving import tensor
+from numerics.moving import mixed
 from passes.fx_moves import moved
 from runtime.torch_cases import equal
 
@@ -149,7 +149,7 @@ def _val(node: fx.Node) -> Any:
 
 def example(shape: Sequence[int], seed: int = 0) -> Tensor:
     """Many magnitudes, halves, zeros of both signs, NaN and Inf."""
-    return torch.from_numpy(tensor(seed, tuple(shape)))
+    return torch.from_numpy(mixed(seed, tuple(shape)))
 
 
 # -------------------------------------------------------------------------- run, compare, check

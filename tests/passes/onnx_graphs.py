@@ -20,7 +20,7 @@ from blockscale.numerics.layout import bind
 from blockscale.numerics.moves import Move
 from blockscale.numerics.scheme import Numbers, Scheme, numbers_named, scheme_named
 from blockscale.runtime.onnx_reference import Runner
-from numerics.moving import tensor
+from numerics.moving import mixed
 from passes.onnx_moves import moved
 
 Types = Sequence[tuple[ir.DataType, Sequence[int | str | None]]]
@@ -245,7 +245,7 @@ def _scale_sizes(sizes: Sequence[int | str | None], block: Sequence[int]) -> lis
 
 def example(shape: Sequence[int], seed: int = 0) -> Array:
     """Many magnitudes, halves, zeros of both signs, NaN and Inf."""
-    return tensor(seed, tuple(shape))
+    return mixed(seed, tuple(shape))
 
 
 # -------------------------------------------------------------------------- run, compare, check

@@ -15,7 +15,7 @@ from torchao.quantization.quant_primitives import MappingType
 import graph.foreign  # noqa: F401  their operators
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.moves import Cat, Split
-from numerics.moving import NUMBERS, any_move, tensor
+from numerics.moving import NUMBERS, any_move, mixed, tensor
 from passes.fx_graphs import Builder, aten
 from passes.moving_graphs import fake_quantizer, quantizer
 
@@ -43,7 +43,8 @@ class Graphs:
         self.module = self.b.done(*dict.fromkeys([*self.results, *self.pool[-2:]]))
 
     def input(self, shape: tuple[int, ...]) -> fx.Node:
-        x = torch.from_numpy(tensor(len(self.b.examples), shape, specials=not self.foreign))
+        seed = len(self.b.examples)
+        x = torch.from_numpy(tensor(seed, shape, specials=False) if self.foreign else mixed(seed, shape))
         return self.b.given(x.to(self.dtype))
 
     def step(self) -> None:

@@ -52,7 +52,7 @@ class _Sinker:
         crossings: list[tuple[Crossing, list[Node]]] = []
         for user in users:
             parts = self._parts(node, user)
-            crossing = parts if isinstance(parts, str) else self.crossings.sunk(node, user, parts[1:])
+            crossing = parts if isinstance(parts, str) else self.crossings.sunk(parts[0], user, parts[1:])
             if isinstance(crossing, str):
                 self.log.left(STAGE, node, f"not sunk below {user.name}: {crossing}")
                 return []
@@ -63,13 +63,13 @@ class _Sinker:
         if made > had and not all(self._taken(v) for user in users for v in user.outputs):
             self.log.left(STAGE, node, f"not sunk: {made} elements would be decoded in place of {had}")
             return []
-        below = [new for crossing, parts in crossings for new in self._below(node, crossing, parts)]
+        below = [new for crossing, parts in crossings for new in self._below(crossing, parts)]
         self.log.did(STAGE, node, f"sunk below {', '.join(user.name for user in users)}")
         self.graph.discard(user for user in users)
         return below
 
     def _parts(self, node: Node, user: Node) -> list[Node] | str:
-        """The dequantizes that make the operands of `user`, `node` first among them."""
+        """The dequantizes that make the operands of `user` in order, `node` among them."""
         if not isinstance(user.params["move"], Cat):
             return [node]
         parts = []
@@ -86,8 +86,8 @@ class _Sinker:
             parts.append(producer)
         return parts
 
-    def _below(self, node: Node, crossing: Crossing, parts: Sequence[Node]) -> list[Node]:
-        over = crossing.over
+    def _below(self, crossing: Crossing, parts: Sequence[Node]) -> list[Node]:
+        node, over = parts[0], crossing.over
         made = []
         for i, old in enumerate(over.outputs):
             if not old.used:
