@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from blockscale.passes import (
     fold_metadata,
     fuse_norm,
     fuse_operands,
+    fuse_scale,
     lift,
     requantize,
     sink,
@@ -35,6 +37,8 @@ PASSES: dict[str, Pass] = {
     "fuse_norm": fuse_norm.run,
     "requantize": requantize.run,
     "fuse_operands": fuse_operands.run,
+    "fuse_scale": fuse_scale.run,
+    "fuse_scale_close": fuse_scale.run_close,
     "fold_metadata": fold_metadata.run,
     "expand_metadata": fold_metadata.expand,
 }
@@ -44,15 +48,25 @@ CANONICAL = ("canonicalize",)
 # For targets that keep quantization with their tensors: before any motion, which takes pairs apart.
 METADATA = (*CANONICAL, "fold_metadata")
 # Dequantizes are sunk to the products before anything fuses, and weights are folded, so that what is fused with
-# is codes. A norm takes the quantize of its result, then a dequantize–quantize becomes one, then the rest.
+# is codes, and factors have gone into them. A norm takes the quantize of its result, then a dequantize–quantize
+# becomes one, then the rest.
 OPTIMIZE = (
-    *CANONICAL, *COMBINE, "sink", "fold", "absorb", "fuse_norm", "requantize", "fuse_operands", "cse",
+    *CANONICAL, *COMBINE, "sink", "fold", "absorb", "fuse_scale", "fuse_norm", "requantize", "fuse_operands", "cse",
 )  # fmt: skip
+
+
+def checks_asked_for() -> bool:
+    return os.environ.get("BLOCKSCALE_CHECK", "0") not in ("", "0")
 
 
 @at_rest()
 def run(graph: Graph, stages: Sequence[str], log: Log, *, check: bool = False) -> None:
-    """The stages in order, on the graph and on the bodies in it."""
+    """The stages in order, on the graph and on the bodies in it.
+
+    check   test the invariants of the graph after every stage, and name the stage where one does not hold;
+            the environment variable BLOCKSCALE_CHECK=1 does so for every run
+    """
+    check = check or checks_asked_for()
     for stage in stages:
         if stage not in PASSES:
             raise UnknownNameError("stages", stage, PASSES)
@@ -78,7 +92,8 @@ def optimize(
     model     a torch.fx.GraphModule, a torch.export.ExportedProgram or an onnx_ir.Model
     stages    which passes, in order: names of PASSES
     log       a Log that is told what each pass did, and why it left things alone
-    check     test the invariants of the graph after every stage (for finding defects; slow)
+    check     test the invariants of the graph after every stage, and the written model (for finding defects;
+              slow). The environment variable BLOCKSCALE_CHECK=1 asks for it everywhere
     in_place  change the given model; otherwise it stays as it is, and shares its weights with the result
     """
     if not in_place:
@@ -87,7 +102,7 @@ def optimize(
     graph = models.snapshot(model)
     run(graph, stages, log, check=check)
     result = models.commit(graph, model)
-    if check:
+    if check or checks_asked_for():
         models.check(result, "writing")
     return result
 
