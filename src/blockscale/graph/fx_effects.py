@@ -176,8 +176,16 @@ def sharing(written: list[Value]) -> set[Value]:
     return found
 
 
+# Of operators that torch composes of others, so that schemas say nothing: what these give is computed anew.
+_FRESH = frozenset((
+    "linear", "matmul", "conv", "conv_transpose", "sdpa", "layer_norm", "rms_norm", "softmax", "embedding",
+))  # fmt: skip
+
+
 def _shares(node: Node) -> bool:
     target = node.origin.target
+    if node.kind in _FRESH:
+        return False
     return (
         not isinstance(target, torch._ops.OpOverload)
         or facts_of(target).shares
