@@ -33,6 +33,7 @@ from blockscale.graph.fx_effects import (
     sharing,
     written_arguments,
 )
+from blockscale.graph.fx_meta import complete
 from blockscale.graph.fx_tensors import array_of, meta_of
 from blockscale.graph.ops import KIND_OF_ATEN
 from blockscale.graph.overlay import Graph
@@ -48,7 +49,7 @@ _LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def snapshot(model: Model) -> Graph:
-    """The overlay of a GraphModule or an ExportedProgram; nothing is changed."""
+    """The overlay of a GraphModule or an ExportedProgram; nothing but metadata that it lacks is changed."""
     if isinstance(model, ExportedProgram):
         return _Reader(model.graph_module, Alphabet(), _lifted(model)).graph
     if isinstance(model, fx.GraphModule):
@@ -95,6 +96,7 @@ class _Reader:
         self.written: list[Value] = []
         self.bodies_of: dict[fx.Node, list[Graph]] = {}
         self.submodules = dict(module.named_modules())
+        complete(module)
         for order, node in enumerate(module.graph.nodes, 1):
             getattr(self, node.op, self.call_other)(node, order)
         self.graph.mutated = sharing(self.written)

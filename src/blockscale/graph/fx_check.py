@@ -9,7 +9,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from blockscale.errors import GraphError
-from blockscale.graph.fx_write import fake_mode
+from blockscale.graph.fx_meta import fake_mode
 
 
 def check(model: fx.GraphModule | ExportedProgram, stage: str) -> None:

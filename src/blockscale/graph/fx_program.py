@@ -20,8 +20,9 @@ from torch.export.graph_signature import (
 from blockscale.graph.fx import Model, snapshot
 from blockscale.graph.fx_check import check
 from blockscale.graph.fx_copy import copied_module
+from blockscale.graph.fx_meta import fake_mode
 from blockscale.graph.fx_tensors import tensor_of
-from blockscale.graph.fx_write import Writer, fake_mode
+from blockscale.graph.fx_write import Writer
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Value
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._prims_common import is_contiguous_or_false
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from blockscale.errors import CombinationError
 from blockscale.graph.fx import leaves
 from blockscale.graph.fx_effects import facts_of
 from blockscale.graph.fx_make import maker_of
+from blockscale.graph.fx_meta import fake_mode
 from blockscale.graph.fx_tensors import tensor_of
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Made, Node, Value
@@ -358,15 +358,6 @@ def _facts_of(found: Any) -> Any:
 
 def _named(sizes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([n if n.__class__ is int else str(n) for n in sizes])
-
-
-def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
-    for node in graph.nodes:
-        found = node.meta.get("val")
-        for item in found if isinstance(found, list | tuple) else (found,):
-            if isinstance(item, FakeTensor):
-                return item.fake_mode
-    return None
 
 
 def owner_of(module: torch.nn.Module, name: str) -> tuple[str, str]:

@@ -320,7 +320,7 @@ class _Canonicalize:
         meta = Meta("int32", shape)
         if value is not None and value.meta == meta:
             return value
-        full = np.broadcast_to(array.reshape(-1), shape) if array.size == 1 else array.reshape(shape)
+        full = np.broadcast_to(array.reshape(()), shape) if array.size == 1 else array.reshape(shape)
         name = f"{node.name}_zero_point" if value is None else value.name
         return self._constant(full.astype(np.int32), meta, name)
 
