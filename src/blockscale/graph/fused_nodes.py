@@ -56,6 +56,20 @@ class Edge:
         return self.tensor_scale if numbers.tensor_scale else self.zero_point if numbers.zero_point else None
 
 
+@dataclass(frozen=True)
+class Core:
+    """What a fused node takes the place of, for adapters that write it as a function of these very nodes.
+
+    nodes    between the dequantizes of its operands and the quantize of its result
+    values   its operands and its other tensors as these nodes take them, in order
+    results  its result before it is quantized, then `also`
+    """
+
+    nodes: tuple[Node, ...]
+    values: tuple[Value | None, ...]
+    results: tuple[Value, ...]
+
+
 FLOATS = Edge()
 
 
@@ -65,7 +79,8 @@ def is_fused(node: Node) -> bool:
 
 def make(
     graph: Graph, name: str, edges: Sequence[Edge], out: Edge, metas: Sequence[Meta | None],
-    settings: Mapping[str, Any], *, tensors: Sequence[Value | None] = (), compute: str = "float32", near: Node,
+    settings: Mapping[str, Any], core: Core, *, tensors: Sequence[Value | None] = (), compute: str = "float32",
+    near: Node,
 ) -> Node:  # fmt: skip
     """A new fused node, named for `near`; `settings` has the arguments that are not the default."""
     row = row_named(name)
@@ -76,7 +91,9 @@ def make(
         "ports": tuple(edge.port for edge in edges), "out": out.port, "settings": frozen(settings),
         "compute": compute,
     }  # fmt: skip
-    return graph.make(row.kind, operands, metas, params, near=near, name=near.name)
+    made = graph.make(row.kind, operands, metas, params, near=near, name=near.name)
+    graph.stand_for(made, core)
+    return made
 
 
 def frozen(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from blockscale.graph.dims import Of, sizes_from
+from blockscale.graph.onnx_fused import FUSED_MAKERS
 from blockscale.graph.onnx_quantizers import DOMAIN
 from blockscale.graph.onnx_types import dtype_of
 from blockscale.graph.quant import quant_of
@@ -196,6 +197,6 @@ MAKERS: dict[str, Maker] = {
     "cat": _cat, "gather": _gather, "repeat": _repeat, "flip": _flip, "roll": _roll, "pad": _pad,
     "neg": _plain("Neg"), "abs": _plain("Abs"), "relu": _relu, "at_most": _at_most, "flip_bit": _flip_bit,
     "clear_bit": _clear_bit,
-    "quantize": _quantizer("Quantize"), "dequantize": _quantizer("Dequantize"),
+    **FUSED_MAKERS, "quantize": _quantizer("Quantize"), "dequantize": _quantizer("Dequantize"),
     "fake_quantize": _quantizer("FakeQuantize"),
 }  # fmt: skip

@@ -15,7 +15,10 @@ import onnx_ir as ir
 from blockscale.errors import DtypeError
 from blockscale.graph.args import Args, Unreadable
 from blockscale.graph.dims import Alphabet
+from blockscale.graph.fused import ROW_OF
+from blockscale.graph.fused_nodes import Core
 from blockscale.graph.onnx_facts import Facts, facts_in, is_random
+from blockscale.graph.onnx_fused import OLDEST_IR, stand_for
 from blockscale.graph.onnx_quantizers import READERS
 from blockscale.graph.onnx_shapes import Known, inferred, is_missing
 from blockscale.graph.onnx_types import (
@@ -42,8 +45,12 @@ class OnnxGraph(Graph):
         self.origin = graph
         self.opsets = opsets
         self.arguments = self._arguments
+        self.stand_for = self._stand_for
         self.captured: dict[Value, tuple[Node, int]] = {}
         self.idle: set[Value] = set()
+
+    def _stand_for(self, made: Node, core: Core) -> None:
+        stand_for(self, made, core)
 
     def _arguments(self, node: Node) -> Hashable:
         """All that a node says beside its operands: what two equal nodes have in common."""
@@ -72,6 +79,7 @@ class _Shared:
         self.namer = Namer()
         self.shapes = inferred(model) if is_missing(model.graph) else {}
         self.opsets = dict(model.opset_imports)
+        self.fusible = ROW_OF if (model.ir_version or OLDEST_IR) >= OLDEST_IR else ()
         self.functions = {
             key: all(not is_random(node, model.functions) for node in function.all_nodes())
             for key, function in model.functions.items()
@@ -94,6 +102,7 @@ class _Reader:
         self.parent = parent
         self.known: Known = shared.shapes.get(path, {})
         self.graph = OnnxGraph(graph, shared.alphabet, shared.opsets)
+        self.graph.fusible = shared.fusible
         self.value_of: dict[ir.Value, Value] = {}
         self.captures: dict[ir.Value, Value] = {}  # of this body: what it takes from outside
         for value in graph.inputs:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from blockscale.errors import CombinationError
 from blockscale.graph.dims import Dims, Sym
+from blockscale.graph.onnx_fused import Functions
 from blockscale.graph.onnx_make import MAKERS
 from blockscale.graph.onnx_names import Names
 from blockscale.graph.onnx_quantizers import DOMAIN
@@ -30,6 +31,7 @@ class Writer:
     def __init__(self, graph: OnnxGraph, model: ir.Model, names: Names, parent: Writer | None) -> None:
         self.overlay, self.model, self.names, self.parent = graph, model, names, parent
         self.graph: ir.Graph = graph.origin
+        self.functions: Functions = parent.functions if parent is not None else Functions(model)
         self.opset = int(model.opset_imports.get("", 1))
         self.place_of = {node: i for i, node in enumerate(self.graph) if node.op_type == "Constant"}
         self.cursor: ir.Node | None = None

@@ -28,6 +28,7 @@ class Graph:
         self.arguments: Callable[[Node], Hashable] = lambda node: node  # all that a node says beside operands
         self.written: Callable[[Node], Mapping[str, Any]] = lambda node: NOTHING  # see `settings`
         self.fusible: Collection[str] = ()  # fused operators (rows of `fused`) that the adapter can write
+        self.stand_for: Callable[[Node, Any], None] = lambda made, core: None  # see fused_nodes.Core
         self.lacks: Callable[[str, str], bool] = lambda kind, dtype: False  # no kernel of a move for a dtype
         self.notes: dict[Value, Any] = {}  # quantization metadata; arrays, so a mention is not a use
         self._nodes: list[Node] = []

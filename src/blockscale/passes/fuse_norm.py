@@ -17,7 +17,7 @@ from blockscale.graph.fused import Fused, row_named
 from blockscale.graph.fused_edges import Edges, arithmetic_of, quantized_by, source_of
 from blockscale.graph.fused_forms import LAYER_FORMS, RMS_FORMS
 from blockscale.graph.fused_match import Found, match, pattern_of
-from blockscale.graph.fused_nodes import make
+from blockscale.graph.fused_nodes import Core, make
 from blockscale.graph.fused_said import said
 from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Meta, Node, Value
@@ -134,8 +134,10 @@ class _Fuser:
         for node, reason in edges.left:
             self.log.left(STAGE, node, f"not an operand of {norm.row.name}: {reason}")
         metas: list[Meta | None] = [*out[1], *([total.meta] if total is not None else [])]
+        core = Core(norm.nodes, tuple(values), (x,) if total is None else (x, total))
         made = make(
-            self.graph, norm.row.name, operands, out[0], metas, norm.settings, compute=dtype, near=norm.nodes[0]
+            self.graph, norm.row.name, operands, out[0], metas, norm.settings, core, compute=dtype,
+            near=norm.nodes[0],
         )  # fmt: skip
         old: Sequence[Value] = [*q.outputs, *([total] if total is not None else [])]
         for before, after in zip(old, made.outputs, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blockscale.graph.fused_edges import Edges, arithmetic_of, quantized_by
-from blockscale.graph.fused_nodes import FLOATS, Edge, is_fused, make
+from blockscale.graph.fused_nodes import FLOATS, Core, Edge, is_fused, make
 from blockscale.graph.fused_said import Said, as_linear, said
 from blockscale.graph.ops import SILENT, moves
 from blockscale.graph.overlay import Graph
@@ -91,8 +91,9 @@ def _replace(
 ) -> None:  # fmt: skip
     edge, metas = out
     last = node if q is None else q
+    core = Core((node,), (*found.operands, *found.tensors), (node.outputs[0],))
     made = make(
-        graph, found.row.name, operands, edge, metas, found.settings, tensors=found.tensors, compute=dtype,
+        graph, found.row.name, operands, edge, metas, found.settings, core, tensors=found.tensors, compute=dtype,
         near=node,
     )  # fmt: skip
     old: Sequence[Value] = node.outputs[:1] if q is None else q.outputs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from blockscale.graph.fused import RESULTS, row_named
 from blockscale.graph.fused_edges import Edges, source_of
-from blockscale.graph.fused_nodes import is_plain_quantize, make
+from blockscale.graph.fused_nodes import Core, is_plain_quantize, make
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import quant_of
 from blockscale.graph.view import Node, Value
@@ -47,7 +47,8 @@ def _requantize(graph: Graph, value: Value, q: Node) -> str:
     if isinstance(out, str) or edges.left:
         return out if isinstance(out, str) else edges.left[0][1]
     edge, metas = out
-    made = make(graph, row.name, operands, edge, metas, {}, compute=value.meta.dtype, near=q)
+    core = Core((), (value,), (value,))
+    made = make(graph, row.name, operands, edge, metas, {}, core, compute=value.meta.dtype, near=q)
     for old, new in zip(q.outputs, made.outputs, strict=True):
         graph.replace(old, new)
     return ""
