@@ -58,7 +58,9 @@ def _moves(graph: Graph, node: Node) -> Iterator[str]:
     except BlockscaleError as error:
         yield f"{move} does not fit {shapes}: {error}"
         return
-    for shape, value in zip(made, node.outputs, strict=True):
+    if len(made) != len(node.outputs):
+        yield f"{move} gives {len(made)} results, it has {len(node.outputs)}"
+    for shape, value in zip(made, node.outputs, strict=False):
         stored = graph.numbers(value)
         if stored is not None and not _agree(graph, move, shapes, shape, stored):
             yield f"{move} gives {shape}, stored is {stored}"
