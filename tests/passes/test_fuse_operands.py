@@ -269,3 +269,38 @@ def test_a_matrix_that_broadcasts_is_no_bias() -> None:
     turned = b.call(aten.t.default, w)
     proof = proven(b.done(b.call(aten.addmm.default, bias, x, turned)), b.examples, stages=STAGES)
     assert proof.kinds["fused.linear"] == 0 and proof.kinds["dequantize"] == 1
+
+
+@pytest.mark.parametrize("layout", ["mxfp8", "mxfp4", "int8-token", "uint8-token"])
+@pytest.mark.parametrize("dynamic", [(), (0, 1)])
+def test_one_that_was_lifted_over_a_permute_for_nothing(layout: str, dynamic: tuple[int, ...]) -> None:
+    b = Builder()
+    x = b.call(aten.exp.default, b.input(2, 3, 64, dynamic=dynamic))
+    flat = b.call(aten.reshape.default, b.call(aten.permute.default, x, [1, 0, 2]), [-1, 64])
+    weight = b.fake(b.constant(torch.randn(64, 8)), "mxfp8", [32, 1])
+    module = b.done(b.call(aten.mm.default, b.fake(flat, layout), weight))
+    proof = proven(module, b.examples, stages=OPTIMIZE)
+    assert proof.kinds["quantize"] == proof.kinds["dequantize"] == 0 and proof.kinds["fused.mm"] == 1
+
+
+@pytest.mark.parametrize("which", ["codes", "scale", "view"])
+def test_codes_that_somebody_else_reads_are_not_measured_inside(which: str) -> None:
+    b = Builder()
+    x = b.call(aten.exp.default, b.input(2, 3, 64))
+    q = b.measure(x, "mxfp8")
+    y = linear_after(b, b.dequantize(q, x, "mxfp8"))
+    other = b.call(aten.view.default, q[0], [6, 64]) if which == "view" else q[which == "scale"]
+    proof = proven(b.done(y, other), b.examples, stages=STAGES)
+    assert proof.kinds["quantize"] == 1 and proof.kinds["fused.linear"] == 1
+
+
+def test_scales_that_go_another_way_than_codes_are_not_measured_inside() -> None:
+    """The scales of rows 0 and 1 change places, the codes do not."""
+    b = Builder()
+    x = b.call(aten.exp.default, b.input(2, 2, 64))
+    codes, scale, zero, t = b.measure(x, "int8-token")
+    turned = b.call(aten.permute.default, scale, [1, 0, 2])
+    kept = [b.call(aten.view.default, codes, [4, 64]), b.call(aten.reshape.default, turned, [4, 1]), zero, t]
+    flat = b.call(aten.view.default, x, [4, 64])
+    proof = proven(b.done(linear_after(b, b.dequantize(kept, flat, "int8-token"))), b.examples, stages=STAGES)
+    assert proof.kinds["quantize"] == 1 and proof.kinds["fused.linear"] == 1

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blockscale.graph.fused import OUT, RESULTS, Fused, takes
+from blockscale.graph.fused_inside import inside
 from blockscale.graph.fused_nodes import FLOATS, Edge, Port, edge_of, is_plain_quantize
 from blockscale.graph.overlay import Graph
-from blockscale.graph.quant import layout_of, lost_in_codes, quant_of
+from blockscale.graph.quant import quant_of
 from blockscale.graph.view import Meta, Node, Value
-from blockscale.numerics.follow import Moved
-from blockscale.numerics.layout import Layout
-from blockscale.numerics.moves import MulPow2, Reshape, Same
-from blockscale.numerics.through import lifted
+from blockscale.numerics.moves import MulPow2, Same
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -79,40 +77,12 @@ class Edges:
 
     def _inside(self, name: str, node: Node) -> Edge | None:
         """Floats that are quantized by nobody else than here: the operator does it itself."""
-        codes = _only_source(node.operand(0))
-        q = codes.producer if codes is not None else None
-        if q is None or q.kind != "quantize" or q.operand(1) is not None or not q.call.pure:
+        found, meta = inside(self.graph, node), node.outputs[0].meta
+        edge = None if found is None else self._measured(name, found.q, node)
+        if found is None or meta is None or not isinstance(edge, Edge) or edge.port is None:
             return None
-        quant, params = quant_of(q), node.operands[1:]
-        if (
-            quant.outputs != RESULTS
-            or quant.numbers != quant_of(node).numbers
-            or lost_in_codes(quant.numbers)
-        ):
-            return None
-        for value, out in zip(params, q.outputs[1:], strict=False):
-            if value is not None and _only_source(value) is not out:
-                return None
-        read = [*(v for v in map(_only_source, node.operands) if v is not None)]
-        if any(value.users and value not in read for value in q.outputs):
-            return None
-        edge = self._measured(name, q, node)
-        return None if isinstance(edge, str) else self._reshaped(edge, q, node)
-
-    def _reshaped(self, edge: Edge, q: Node, node: Node) -> Edge | None:
-        """The edge of `q` where its codes and scales are reshaped on their way to `node`."""
-        meta, layouts = node.outputs[0].meta, [layout_of(one, self.graph.alphabet) for one in (q, node)]
-        above, below = (None if isinstance(one, str) else dynamic(one) for one in layouts)
-        if above is None or below is None or meta is None or edge.value is None or edge.port is None:
-            return None
-        if above == below:
-            return edge
-        move = Reshape(below.shape)
-        moved = lifted(below, move, above.shape)
-        if not isinstance(moved, Moved) or moved.before[0] != above:
-            return None
-        x = self.graph.make("reshape", [edge.value], [meta], {"move": move}, near=node).outputs[0]
-        return replace(edge, value=x, port=Port(edge.port.numbers, below.block, meta.shape))
+        port = Port(edge.port.numbers, found.layout.block, meta.shape)
+        return replace(edge, value=found.floats(self.graph, node), port=port)
 
     def _measured(self, name: str, node: Node, last: Node) -> Edge | str:
         """`node` quantizes floats by a scale of its own; `last` gives the values of that."""
@@ -137,24 +107,6 @@ class Edges:
         if isinstance(edge, str):
             return edge
         return edge, [value.meta for value in node.outputs]
-
-
-def dynamic(layout: Layout) -> Layout:
-    return replace(layout, numbers=replace(layout.numbers, dynamic=True))
-
-
-def _only_source(value: Value | None) -> Value | None:
-    """Behind reshapes of which nobody else uses anything; None where somebody does."""
-    while value is not None and len(value.users) == 1:
-        node = value.producer
-        if node is None or "move" not in node.params or not node.call.pure:
-            return value
-        source = node.operand(0)
-        same = source is not None and source.meta == value.meta and node.kind in ("identity", "expand")
-        if node.kind != "reshape" and not same:
-            return value
-        value = source
-    return None
 
 
 def quantized_by(graph: Graph, value: Value) -> Node | str | None:
