@@ -243,7 +243,7 @@ class TestLog:
         planned("mxfp4", log=log)
         told = [entry.did for entry in log.entries if entry.did]
         assert len(told) == 9
-        assert any(text.startswith("weight 1: mxfp4, 32 along axis -1 by rule 3 (mxfp4") for text in told)
+        assert any(text.startswith("weight 1: mxfp4") and "by rule 3 (mxfp4" in text for text in told)
 
     def test_unknown_operators_are_left(self) -> None:
         class Strange(nn.Module):
