@@ -219,6 +219,40 @@ def channels(scheme: str, block: list[int], shape: tuple[int, ...], operator: An
     return ends(b, operator(b, decoded(b, x, scheme, given, block)), scheme, given, block)
 
 
+@pytest.mark.parametrize("scheme", [INT8, UINT8, "fp8_e4m3,dynamic=false"])
+def test_a_cat_of_equal_scales(scheme: str) -> None:
+    b = Builder()
+    inputs = [b.input(2, n, 4, 4) for n in (3, 5)]
+    given = params(b, scheme, (1, 1, 1, 1))
+    one, other = (decoded(b, x, scheme, given) for x in inputs)
+    if not scheme.startswith("fp8"):
+        one = relu(b, one)
+    both = b.call(aten.cat.default, [one, other, one], 1)
+    assert ends(b, both, scheme, given).kinds["quantize"] == 2
+
+
+def test_a_cat_of_other_scales_or_by_channel_stays() -> None:
+    b = Builder()
+    given = params(b, INT8, (1, 1))
+    one, other = (
+        decoded(b, b.input(2, 4), INT8, given),
+        decoded(b, b.input(2, 4), INT8, params(b, INT8, (1, 1), 0.5)),
+    )
+    assert ends(b, b.call(aten.cat.default, [one, other], 1), INT8, given).kinds["quantize"] == 3
+    b = Builder()
+    given = params(b, INT8, (2, 1))
+    one, other = (decoded(b, b.input(2, 4), INT8, given, [1, 0]) for _ in range(2))
+    proof = ends(b, b.call(aten.cat.default, [one, other], 1), INT8, given, [1, 0])
+    assert "follow a cat" in proof.reasons()
+
+
+def test_a_cat_with_floats_stays() -> None:
+    b = Builder()
+    given = params(b, INT8, (1, 1))
+    both = b.call(aten.cat.default, [decoded(b, b.input(2, 4), INT8, given), b.input(2, 4)], 0)
+    assert ends(b, both, INT8, given).kinds["quantize"] == 2
+
+
 def test_scales_by_channel() -> None:
     place: tuple[list[int], tuple[int, ...]] = ([0, 1, 0, 0], (1, 3, 1, 1))
     assert channels(INT8, *place, relu).kinds["quantize"] == 1

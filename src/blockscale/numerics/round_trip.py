@@ -9,10 +9,12 @@ With scales that are measured again it holds where the maximum of a block keeps 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from blockscale.numerics import native
-from blockscale.numerics.arrays import Array
+from blockscale.numerics.arrays import TENSOR_DTYPES, Array
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.packing import pack
 from blockscale.numerics.scheme import Numbers
@@ -30,12 +32,24 @@ def lost(numbers: Numbers, stored: native.Stored, tensor_format: str, made: bool
         return "stochastic rounding draws anew"
     if not numbers.dialect_row.has_codes:
         return f"dialect {numbers.dialect!r} has no codes"
-    codes = _codes(numbers, made)
     scales, zeros = _pairs(stored, made)
+    t = None if stored.tensor_scale is None else float(stored.tensor_scale)
+    return _tried(
+        numbers, scales.tobytes(), None if zeros is None else zeros.tobytes(), t, tensor_format, made
+    )
+
+
+@lru_cache(maxsize=1024)
+def _tried(
+    numbers: Numbers, scale: bytes, zero: bytes | None, t: float | None, tensor_format: str, made: bool
+) -> str:
+    codes = _codes(numbers, made)
+    scales = np.frombuffer(scale, TENSOR_DTYPES.get(numbers.scale, np.dtype(np.uint8)))[:, None]
     if len(scales) * len(codes) > MOST:
         return f"{len(scales)} scales with {len(codes)} codes each are too many to try"
     layout = Layout(numbers, (len(scales), len(codes)), (1, 0))
-    given = native.Stored(scales, zeros, stored.tensor_scale)
+    zeros = None if zero is None else np.frombuffer(zero, np.int32)[:, None]
+    given = native.Stored(scales, zeros, None if t is None else np.array(t, np.float32))
     packed = np.ascontiguousarray(pack(np.broadcast_to(codes, layout.shape), numbers.element_format))
     values = native.dequantize(packed, layout, given, tensor_format)
     again, _ = native.quantize(values, layout, given)
