@@ -338,10 +338,19 @@ def _strides(value: Any) -> Any:
 
 
 def _last_input(graph: fx.Graph) -> fx.Node:
-    """An unlifted program has its parameters (get_attr) before its inputs."""
-    inputs = list(graph.find_nodes(op="placeholder"))
-    found: fx.Node = inputs[-1] if inputs else graph._root
-    return found
+    """An unlifted program has its parameters (get_attr) before its inputs.
+
+    One of PT2E has calls there as well, dequantizes of weights: inputs then go to the front.
+    """
+    inputs: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
+    if not inputs:
+        root: fx.Node = graph._root
+        return root
+    first = next((node for node in graph.nodes if node.op == "call_function"), inputs[-1])
+    if first < inputs[-1]:
+        for node in reversed(inputs):
+            graph._root.append(node)
+    return inputs[-1]
 
 
 _PLACES = ("nn_module_stack", "stack_trace", "source_fn_stack")
