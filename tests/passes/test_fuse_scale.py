@@ -168,7 +168,37 @@ def test_memory_that_is_written_to_stays() -> None:
     assert "writes to" in proof.reasons()
 
 
+@pytest.mark.parametrize("view", ["slice", "expand", "split", "raw"])
+def test_views_with_gaps_stay(view: str) -> None:
+    """A product with a factor is dense, the view is not, and BLAS may then add up in another order."""
+    b = Builder()
+    x = b.input(4, 2 * K) if view != "expand" else b.input(1, K)
+    if view == "slice":
+        y = b.call(aten.slice.Tensor, x, 1, 0, 2 * K, 2)
+    elif view == "expand":
+        y = b.call(aten.expand.default, x, [4, K])
+    elif view == "split":
+        y = b.items(b.call(aten.split_with_sizes.default, x, [K, K], 1))[1]
+    else:
+        y = b.call(aten.select.int, b.call(aten.reshape.default, x, [4, 2, K]), 1, 1)
+    proof = exact(b, linear(b, b.call(aten.mul.Tensor, y, -1.0)))
+    assert "gaps" in proof.reasons()
+
+
+def test_weights_that_do_not_lie_in_order_stay() -> None:
+    b = Builder()
+    proof = exact(b, linear(b, b.call(aten.mul.Tensor, b.input(4, K), -1.0), b.constant(random(K, N).t())))
+    assert "in order" in proof.reasons()
+
+
 # -------------------------------------------------------------------------- behind a product
+
+
+def test_parts_of_a_result_stay() -> None:
+    b = Builder()
+    y = b.call(aten.slice.Tensor, linear(b, codes_in(b, 4, K)), 1, 0, 4)
+    proof = exact(b, b.call(aten.mul.Tensor, y, 2.0))
+    assert "gaps" in proof.reasons()
 
 
 @pytest.mark.parametrize("factor", [2.0, 2.0 ** (torch.arange(N) % 4 - 2.0), torch.tensor([0.125])])

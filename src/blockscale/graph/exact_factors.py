@@ -11,9 +11,28 @@ from blockscale.graph.overlay import Graph
 from blockscale.graph.products import Product
 from blockscale.graph.scaling import Factor
 from blockscale.graph.survival import dtype_of
+from blockscale.graph.view import Value
+from blockscale.numerics.moves import Expand, Slice, Split
+from blockscale.numerics.through import PLACING
 
 _NORMAL, _LARGEST = 2.0**-126, 2.0**127
 _SAFE_LEAST, _SAFE_MOST = 2.0**-100, 2.0**126  # a fused multiply-add loses no bit between these
+
+
+_GAPS = "its input may lie in memory with gaps, which the product closes: sums could be in another order"
+
+
+def _has_gaps(value: Value) -> bool:
+    """Whether it may be a view of part of a tensor, or of one with repetitions."""
+    while value.producer is not None:
+        move = value.producer.params.get("move")
+        if isinstance(move, Slice | Split | Expand):
+            return True
+        source = value.producer.operand(0)
+        if type(move) not in PLACING or source is None:
+            return value.producer.kind == "raw"  # which may be a view too
+        value = source
+    return False
 
 
 def inexact_before(graph: Graph, factor: Factor, product: Product) -> str:
@@ -21,6 +40,8 @@ def inexact_before(graph: Graph, factor: Factor, product: Product) -> str:
 
     Where x · k is exact too, (x · k) · w and x · (w · k) are the same real number.
     """
+    if _has_gaps(factor.x):
+        return _GAPS
     magnitude = np.abs(factor.array)
     if (factor.array < 0).any() and product.pads:
         return "zeros that pad its input would be -0 times the factor"
@@ -41,6 +62,8 @@ def inexact_behind(graph: Graph, factor: Factor, product: Product) -> str:
 
     A power of two commutes with every rounding whose result is neither too small nor too large.
     """
+    if _has_gaps(factor.x):
+        return _GAPS
     if (factor.array == 1).all():
         return ""
     if (factor.array < 0).any():

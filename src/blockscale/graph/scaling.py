@@ -136,6 +136,8 @@ def _floats(graph: Graph, value: Value, factor: Any, near: Nearness) -> Plan | s
     array, meta = contents(value), value.meta
     if array is None or meta is None or meta.dtype not in FORMATS:
         return f"{value!r} is no constant of floats"
+    if near == "exact" and not array.flags.c_contiguous:
+        return f"{value!r} does not lie in order in memory, and sums are in that order"
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         made = (array.astype(np.float64) * factor).astype(array.dtype)
     why = differs(array, made, factor, near)
