@@ -59,6 +59,22 @@ def as_linear(graph: Graph, found: Said) -> Said:
     return Said(ROW_OF["linear"], (x, weight, bias), (), {})
 
 
+def reads_transposed(graph: Graph, node: Node) -> bool:
+    """Whether all that use a permute are linear layers (`as_linear`): a copy in another order of memory would
+    be added up in another order, so it stays a view.
+    """
+    if node.params.get("move") != Permute((1, 0)) or "linear" not in graph.fusible:
+        return False
+    value = node.outputs[0]
+    return bool(value.users) and all(
+        user.call.name in _TRANSPOSING and user.operand(1) is value and user.operand(0) is not value
+        for user in value.users
+    )
+
+
+_TRANSPOSING = frozenset((ROW_OF["mm"].aten, ROW_OF["addmm"].aten))
+
+
 def _fits(row: Fused, quantized: bool) -> bool:
     return row.output == "any" or (row.output == "codes") == quantized
 

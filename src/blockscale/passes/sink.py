@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from blockscale.graph.carry import Crossing, Crossings, output_metas
+from blockscale.graph.fused_said import reads_transposed
 from blockscale.graph.moving import Follower
 from blockscale.graph.ops import OPS
 from blockscale.graph.overlay import Graph
@@ -48,6 +49,9 @@ class _Sinker:
             why = raw.params.get("why") or "it is not known"
             self.log.left(STAGE, node, f"not sunk below {raw.name} ({raw.call.name}): {why}")
         if not users or not node.call.pure or any("move" not in user.params for user in users):
+            return []
+        if any(reads_transposed(self.graph, user) for user in users):
+            self.log.left(STAGE, node, "not sunk: a product takes it transposed")
             return []
         crossings: list[tuple[Crossing, list[Node]]] = []
         for user in users:
