@@ -80,6 +80,8 @@ g (float[2, 6, 32] x) => (float[2, 6, 32] y) {
     y = Add (o, x)
 }"""
 
+_HEADS = {"Q": random(32, 32) / 16, "K": random(32, 32, seed=1) / 16}
+
 _BODIES = """
 g (bool c, float[4, 32] x) => (float[4, 16] y) {
     h = MatMul (x, W)
@@ -100,9 +102,9 @@ CASES = {
     "weights alone": Net(_LANGUAGE, _IDS, _LANGUAGE_WEIGHTS, "int4-g32-float"),
     "convolutions": Net(_CNN, {"x": random(2, 3, 8, 8)}, _CNN_WEIGHTS, "int8", other={"x": random(1, 3, 8, 8)}),
     "convolutions in blocks": Net(_CNN, {"x": random(2, 3, 8, 8)}, _CNN_WEIGHTS, "mxfp6"),
-    "attention": Net(_ATTENTION, {"x": random(2, 6, 32)}, {"Q": random(32, 32), "K": random(32, 32, seed=1)},
+    "attention": Net(_ATTENTION, {"x": random(2, 6, 32)}, _HEADS,
                      "mxfp8-all"),
     "bodies": Net(_BODIES, _C, _BODIES_WEIGHTS, "mxfp4", other={**_C, "c": np.array(False)}),
-    "an old opset": Net(_ATTENTION, {"x": random(2, 6, 32)}, {"Q": random(32, 32), "K": random(32, 32, seed=1)},
+    "an old opset": Net(_ATTENTION, {"x": random(2, 6, 32)}, _HEADS,
                         "mxint8", opset=13),
 }  # fmt: skip

@@ -91,7 +91,8 @@ def make(
         "ports": tuple(edge.port for edge in edges), "out": out.port, "settings": frozen(settings),
         "compute": compute,
     }  # fmt: skip
-    made = graph.make(row.kind, operands, metas, params, near=near, name=near.name)
+    said = near.outputs[0].name if near.outputs else near.name  # nodes of ONNX need not have one
+    made = graph.make(row.kind, operands, metas, params, near=near, name=said)
     graph.stand_for(made, core)
     return made
 

@@ -93,7 +93,7 @@ class Follower:
         folded = self._fold(move, sources, index, name)
         if folded is not None:
             return folded
-        reuse = like if _does(like, move) else None
+        reuse = like if _does(like, move) and not _is_refused(move, sources[0]) else None
         key = (reuse or move, tuple(sources))
         node = self._made.get(key)
         if node is None:
@@ -146,6 +146,11 @@ class Follower:
 
             self._folded[key] = self.graph.constant(fetch, name, metas[index])
         return self._folded[key]
+
+
+def _is_refused(move: Move, source: Value) -> bool:
+    """ONNX has no Relu of unsigned codes; what `_make` makes in its place is known everywhere."""
+    return isinstance(move, Relu) and source.meta is not None and source.meta.dtype.startswith("uint")
 
 
 def _does(like: Node | None, move: Move) -> bool:

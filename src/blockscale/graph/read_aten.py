@@ -140,6 +140,8 @@ def _pad(name: str, a: Args) -> Params:
 def _whole(move: Move) -> Callable[[str, Args], Params]:
     def read(name: str, a: Args) -> Params:
         a.shape("self")
+        if a.meta("self").dtype.startswith("complex"):
+            raise Unreadable("of complex numbers it is no move")
         return {"move": move}
 
     return read
