@@ -25,6 +25,7 @@ from blockscale.graph.fused_read import READ_FUSED
 from blockscale.graph.fx_effects import (
     Facts,
     facts_of,
+    handed,
     is_arithmetic,
     is_calm,
     is_functional,
@@ -44,6 +45,7 @@ from blockscale.graph.view import NOTHING, Call, Const, Meta, Node, Value
 Model = fx.GraphModule | ExportedProgram
 
 READ = READ_ATEN | READ_FUSED
+_ROWS = FUSED_OPS | KIND_OF_ATEN
 
 _LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -95,6 +97,7 @@ class _Reader:
         self.several: dict[fx.Node, Node] = {}  # nodes whose outputs are read by getitem
         self.written: list[Value] = []
         self.bodies_of: dict[fx.Node, list[Graph]] = {}
+        self.handed: dict[Value, list[Value]] = {}  # constants, and what bodies call them
         self.submodules = dict(module.named_modules())
         complete(module)
         for order, node in enumerate(module.graph.nodes, 1):
@@ -102,6 +105,8 @@ class _Reader:
         self.graph.mutated = sharing(self.written)
         for value in self.graph.mutated:
             value.const = None  # what it holds changes
+            for inside in self.handed.get(value, ()):
+                inside.const = None
 
     # ------------------------------------------------------------------------------ what is no call
 
@@ -174,13 +179,13 @@ class _Reader:
             return self._unschemed(node, slots)
         facts = facts_of(target)
         name = facts.name
-        pure = facts.pure and is_calm(facts, node)
-        writes = written_arguments(facts, node)
+        pure = facts.pure and (facts.plain or is_calm(facts, node))
+        writes = () if facts.plain else written_arguments(facts, node)
         if writes:
             args = _args(node, facts, slots, outs, self.graph.alphabet)
             self.written += [v for argument in writes for v in args.values(argument)]
             return Call("raw", name, (), pure=pure)
-        row, reader = KIND_OF_ATEN.get(name) or FUSED_OPS.get(name), READERS.get(name)
+        row, reader = _ROWS.get(name), READERS.get(name)
         why = ""
         if row is not None or reader is not None:
             args = _args(node, facts, slots, outs, self.graph.alphabet)
@@ -208,7 +213,9 @@ class _Reader:
         if isinstance(target, torch._ops.HigherOrderOperator):
             bodies = self._bodies(node)
             pure = is_pure_control(name, bodies)
-            inputs_written = any(v in body.mutated for body in bodies for v in body.inputs)
+            inputs_written = any(
+                v in body.mutated for body in bodies for v in (*body.inputs, *body.constants)
+            )
             if inputs_written or not (pure or is_functional(name)):
                 self.written += [v for v in slots if v is not None]
             return Call("raw", name, (), pure=pure)
@@ -225,9 +232,19 @@ class _Reader:
             body = self.submodules.get(str(leaf.target)) if leaf.op == "get_attr" else None
             if isinstance(body, fx.GraphModule):
                 path = f"{self.graph.prefix}{leaf.target}."
-                found.append(_Reader(body, self.graph.alphabet, {}, path).graph)
+                found.append(self._body(body, path, handed(node, body)))
         self.bodies_of[node] = found
         return found
+
+    def _body(self, body: fx.GraphModule, path: str, given: dict[str, fx.Node]) -> Graph:
+        """What is a constant here is one there, under another name."""
+        values = {name: self.value_of[one] for name, one in given.items()}
+        lifted = {name: value.const for name, value in values.items() if value.const is not None}
+        reader = _Reader(body, self.graph.alphabet, lifted, path)
+        for inside in reader.graph.constants:
+            if inside.origin.name in lifted:
+                self.handed.setdefault(values[inside.origin.name], []).append(inside)
+        return reader.graph
 
 
 def _lacks(kind: str, dtype: str) -> bool:
@@ -239,6 +256,8 @@ def _lacks(kind: str, dtype: str) -> bool:
 
 
 def _operands(names: str, args: Args) -> tuple[int | None, ...]:
+    if " " not in names and names in args.tensors and not isinstance(args.tensors[names], list):
+        return (args.tensors[names],)
     words = names.split()
     if len(words) == 1 and isinstance(args.tensors.get(words[0]), list):
         return args.slot_list(words[0])

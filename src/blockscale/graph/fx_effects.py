@@ -21,10 +21,13 @@ class Facts:
     shares   whether a result may have memory of an operand
     strides  whether it reads memory by strides of its own, so that the operand must stay in its place
     random   whether it draws
+    plain    whether no call of it draws or writes, whatever its arguments
     fresh_sizes  whether a size of its result depends on data: a new symbol at every run on fake tensors
     """
 
-    __slots__ = ("defaults", "fresh_sizes", "name", "names", "pure", "random", "shares", "strides", "writes")
+    __slots__ = (
+        "defaults", "fresh_sizes", "name", "names", "plain", "pure", "random", "shares", "strides", "writes",
+    )  # fmt: skip
 
     def __init__(self, overload: torch._ops.OpOverload) -> None:
         self.name = str(overload)
@@ -44,6 +47,8 @@ class Facts:
         )
         self.strides = "as_strided" in self.name or "_reshape_alias" in self.name
         self.pure = not self.writes and bool(schema.returns) and "sym_constrain" not in self.name
+        draws = self.random or self.name in _ONLY_IF
+        self.plain = not (draws or self.writes or self.strides)
 
 
 # c10::ScalarType in order: schemas hold the default of a dtype argument as its number.
@@ -153,6 +158,23 @@ def is_pure_control(name: str, bodies: Iterable[Graph]) -> bool:
     return is_functional(name) and all(
         node.call.pure or node.kind in ("output", "assert") for body in bodies for node in body.nodes
     )
+
+
+# Operators whose bodies get what they are called with → where that stands. A loop's body gets what it made.
+_HANDED: dict[str, Callable[[fx.Node], Any]] = {
+    "cond": lambda node: node.args[3],
+    "wrap_with_set_grad_enabled": lambda node: node.args[2:],
+}
+
+
+def handed(node: fx.Node, body: fx.GraphModule) -> dict[str, fx.Node]:
+    """The inputs of a body, by name, that are values of the graph around it each time it runs."""
+    operands = _HANDED.get(getattr(node.target, "__name__", ""))
+    if operands is None:
+        return {}
+    inputs = body.graph.find_nodes(op="placeholder")
+    pairs = zip(inputs, operands(node), strict=False)
+    return {one.name: given for one, given in pairs if isinstance(given, fx.Node)}
 
 
 # ------------------------------------------------------------------------- shared memory
