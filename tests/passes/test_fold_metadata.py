@@ -369,3 +369,13 @@ def test_onnx() -> None:
     graph, _ = noted(b.done(measured(b, z, "mxfp4")), b.examples)
     assert kinds(graph) == ["store", "relu", "permute", "matmul", "store"]
     assert by_name(graph, "permute").axis == 1
+
+
+def test_a_scalar_of_known_codes() -> None:
+    b = Builder()
+    x, codes_like = b.call(aten.relu.default, b.input(4, 64)), b.constant(torch.tensor(0.0))
+    codes, scale = b.constant(torch.tensor(7, dtype=torch.int8)), b.constant(torch.tensor(0.5))
+    scalar = b.dequantize([codes, scale], codes_like, INT8)
+    graph, _ = noted(b.done(b.call(aten.add.Tensor, x, scalar)), b.examples)
+    ((value, note),) = graph.notes.items()
+    assert stored(value, note)[0].shape == ()

@@ -54,4 +54,4 @@ def _moved(move: Move, arrays: list[Any], index: int) -> Any:
     if arrays[0] is None:
         return None
     made = move.apply(arrays if isinstance(move, Cat) else arrays[0])
-    return np.ascontiguousarray(made[index] if isinstance(move, Split) else made)
+    return np.asarray(made[index] if isinstance(move, Split) else made, order="C")

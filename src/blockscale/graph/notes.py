@@ -110,7 +110,7 @@ def stored(value: Value, note: Note) -> tuple[Any, native.Stored]:
     assert value.const is not None and note.layout is not None
     if note.codes is not None and note.params is not None:
         return note.codes, note.params
-    x = np.ascontiguousarray(value.const.fetch())
+    x = np.asarray(value.const.fetch(), order="C")
     return native.quantize(x, note.layout, note.params)
 
 

@@ -145,7 +145,7 @@ def _floats(graph: Graph, value: Value, factor: Any, near: Nearness) -> Plan | s
         return why
     name = value.const.name if value.const is not None else ""
     return lambda: graph.constant(
-        np.ascontiguousarray(made), name or value.name, Meta(meta.dtype, made.shape)
+        np.asarray(made, order="C"), name or value.name, Meta(meta.dtype, made.shape)
     )
 
 

@@ -85,7 +85,7 @@ def _scales(layout: Layout, stored: native.Stored, magnitude: Array) -> native.S
     wide = scales.astype(np.float64)
     if not ((wide >= 2.0**layout.numbers.scale_format.emin) & np.isfinite(wide)).all():
         return f"a scale times the factor is out of the range of {layout.numbers.scale}"
-    return replace(stored, scales=np.ascontiguousarray(scales))
+    return replace(stored, scales=np.asarray(scales, order="C"))
 
 
 def _range(layout: Layout) -> tuple[int, int]:
@@ -100,18 +100,18 @@ def _codes(layout: Layout, codes: Array, stored: native.Stored, sign: Array) -> 
     flat: Any = unpack(codes, element, layout.shape[-1] if layout.shape else 1)
     if element.is_float:
         turned = np.where(sign < 0, flat ^ (1 << element.bits - 1), np.where(sign == 0, 0, flat))
-        return np.ascontiguousarray(pack(turned, element))
+        return np.asarray(pack(turned, element), order="C")
     low, high = _range(layout)
     if stored.zero_points is None:
         turned = flat * sign.astype(np.int64)
         if (turned[sign < 0] > high).any() or (turned[sign < 0] < low).any():
             return f"a code has no counterpart of the other sign in {low}..{high}"
-        return np.ascontiguousarray(pack(turned, element))
+        return np.asarray(pack(turned, element), order="C")
     zeros = stored.zero_points
     for axis, (n, b) in enumerate(zip(layout.shape, layout.block, strict=True)):
         zeros = np.take(np.repeat(zeros, b or max(n, 1), axis), np.arange(n), axis)
     turned = np.where(sign < 0, low + high - flat, np.where(sign == 0, zeros, flat))
-    return np.ascontiguousarray(pack(turned, element))
+    return np.asarray(pack(turned, element), order="C")
 
 
 def differs(before: Array, after: Array, factor: Array, near: Nearness) -> str:

@@ -189,7 +189,7 @@ class _Folder:
             )
             return
         fetch = codes.const.fetch
-        note = replace(_note(node, params), codes=np.ascontiguousarray(fetch()))
+        note = replace(_note(node, params), codes=np.asarray(fetch(), order="C"))
         value = self.graph.constant(decoder(note, layout, meta.dtype), codes.const.name or codes.name, meta)
         self.graph.replace(node.outputs[0], value)
         self.graph.notes[value] = note
