@@ -10,6 +10,7 @@ import pytest
 
 from blockscale.errors import GraphError
 from blockscale.graph import invariants
+from blockscale.graph.fused_nodes import FLOATS, Core, edge_of, make
 from blockscale.graph.fx import snapshot
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import quant_of
@@ -103,6 +104,15 @@ def _cycle(g: Graph) -> None:
     g.set_slot(the(g, "reshape"), 0, the(g, "permute").outputs[0])
 
 
+def _port_of_another_shape(g: Graph) -> None:
+    dq = the(g, "dequantize")
+    edge = edge_of(g, dq)
+    assert not isinstance(edge, str) and edge.port is not None
+    edges = [replace(edge, port=replace(edge.port, shape=(8, 32)))]
+    made = make(g, "relu", edges, FLOATS, [dq.outputs[0].meta], {}, Core((), (), ()), near=dq)
+    g.replace(dq.outputs[0], made.outputs[0])
+
+
 BROKEN: list[tuple[Callable[[Graph], None], str]] = [
     (_forgotten_use, "does not know that slot 0 uses it"),
     (_foreign_value, "is no output of"),
@@ -117,6 +127,7 @@ BROKEN: list[tuple[Callable[[Graph], None], str]] = [
     (_codes_of_another_shape, "codes of blocks"),
     (_other_format, "they were made as"),
     (_quantized_again, "its codes are quantized again"),
+    (_port_of_another_shape, "x has shape 8×64, its port in"),
     (_cycle, "the graph has a cycle through"),
 ]
 

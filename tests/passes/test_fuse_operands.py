@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -304,3 +305,15 @@ def test_scales_that_go_another_way_than_codes_are_not_measured_inside() -> None
     flat = b.call(aten.view.default, x, [4, 64])
     proof = proven(b.done(linear_after(b, b.dequantize(kept, flat, "int8-token"))), b.examples, stages=STAGES)
     assert proof.kinds["quantize"] == 1 and proof.kinds["fused.linear"] == 1
+
+
+def test_outputs_that_nobody_uses_are_not_written() -> None:
+    """The zero points and tensor scales of dynamic results, the deviation of a norm, the sum of a residual."""
+    b = Builder()
+    total = b.call(aten.add.Tensor, b.input(3, 64), b.input(3, 64))
+    w = b.constant(torch.randn(64))
+    y = b.items(b.call(aten.native_layer_norm.default, total, [64], w, w, 1e-6))[0]
+    x = b.fake(y, "mxfp8")
+    after = proven(b.done(linear_after(b, x), linear_after(b, x)), b.examples, stages=OPTIMIZE).after
+    items = [node for node in after.graph.nodes if node.target is operator.getitem]
+    assert [node.args[1] for node in items] == [0, 1] and all(node.users for node in items)

@@ -10,6 +10,8 @@ from typing import Any
 
 from blockscale.errors import BlockscaleError, GraphError
 from blockscale.graph.dims import blocked
+from blockscale.graph.fused import OUT
+from blockscale.graph.fused_nodes import Edge, is_fused, read
 from blockscale.graph.ops import QUANTIZERS
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import codes_dims, layout_of, logical_meta, quant_of
@@ -134,8 +136,30 @@ def _feeds(graph: Graph, node: Node) -> Iterator[str]:
                 yield f"{user.name} reads its codes as {read}, they were made as {made}"
 
 
+def _ports(graph: Graph, node: Node) -> Iterator[str]:
+    """Operands and results of a fused node have the shapes of their ports."""
+    if not is_fused(node):
+        return
+    parts = read(node)
+    out = parts.out
+    if out.port is not None:
+        measured = node.outputs[1] if out.scale is None else out.scale
+        out = Edge(node.outputs[0], out.port, measured)
+    for name, edge in zip((*(one.name for one in parts.row.operands), OUT), (*parts.edges, out), strict=True):
+        port, value, scale = edge.port, edge.value, edge.scale
+        if port is None or value is None or value.meta is None:
+            continue
+        wanted = port.shape if scale is None else codes_dims(port.shape, port.numbers)
+        pairs = [("", value, wanted), (" scale", scale, blocked(port.shape, port.block))]
+        for what, one, dims in pairs:
+            if one is None or one.meta is None or isinstance(dims, str) or set(one.meta.shape) <= {1}:
+                continue
+            if graph.alphabet.numbers(dims) != graph.alphabet.numbers(one.meta.shape):
+                yield f"{name}{what} has shape {_shown(one.meta)}, its port in {port.block} wants {dims}"
+
+
 def _shown(meta: Meta) -> str:
     return "×".join(map(str, meta.shape)) or "()"
 
 
-RULES: tuple[Rule, ...] = (_uses, _moves, _quantizers, _feeds)
+RULES: tuple[Rule, ...] = (_uses, _moves, _quantizers, _feeds, _ports)
