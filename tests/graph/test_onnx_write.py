@@ -379,6 +379,26 @@ def test_a_model_without_shapes_gets_them() -> None:
     assert_equal(run(after, b.examples), run(model, b.examples))
 
 
+def test_sizes_without_names_are_known_to_be_those_of_the_input() -> None:
+    b = Builder()
+    x = b.input(2, 5, 64, dynamic=(0, 1))
+    y = b.call("Transpose", b.call("Relu", x), perm=[1, 0, 2])
+    model = b.done(b.fake(y, "mxfp4"), b.fake(y, "mxfp4"))
+    for value in (x, *(v for node in model.graph for v in node.outputs)):
+        value.shape = ir.Shape([None, None, 64])
+    graph = snapshot(model)
+    relu, transpose = graph.nodes[:2]
+    first, second, _ = shape(relu.operand(0))
+    assert first != second
+    assert shape(relu.outputs[0]) == (first, second, 64) and shape(transpose.outputs[0]) == (
+        second,
+        first,
+        64,
+    )
+    proof = proven(model, b.examples, [example((3, 1, 64), 4)], stages=OPTIMIZE)
+    assert all(dim is None for value in proof.after.graph.inputs for dim in b.sizes(value)[:2])
+
+
 def test_wide_nodes_are_made_anew() -> None:
     b = Builder()
     x = b.input(1, 64)

@@ -9,11 +9,12 @@ import onnx
 import onnx_ir as ir
 
 from blockscale.graph.onnx_names import Names
-from blockscale.graph.onnx_types import tensor_dtype
+from blockscale.graph.onnx_types import NAMELESS, NO_NAMES, is_nameless, tensor_dtype
 
 # Name of a value of one graph → its type and its sizes (an int, a name, or None).
 Known = dict[str, tuple[ir.DataType, list[int | str | None]]]
 
+_MADE_UP = "unk__"  # begins the names that inference gives
 _SMALL = 4096  # bytes of a constant that a shape may be computed from
 
 # Operators that inference does not know, whose output is of the type and shape of their first input.
@@ -32,9 +33,20 @@ def is_missing(graph: ir.Graph) -> bool:
     )  # fmt: skip
 
 
+def is_vague(graph: ir.Graph) -> bool:
+    """Whether, besides, a size has no name: inference may know which one it is."""
+    return is_missing(graph) or any(
+        is_nameless(dim) for node in graph.all_nodes() for value in node.outputs for dim in value.shape or ()
+    )
+
+
 def inferred(model: ir.Model) -> dict[tuple[int, ...], Known]:
     """For each graph, by its path of (node, attribute number, …) from the main one; empty if it cannot be."""
     proto = ir.serde.serialize_model(without_weights(model))
+    for i, value in enumerate(proto.graph.input):
+        for j, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value") and dim.dim_param in NO_NAMES:
+                dim.dim_param = f"{NAMELESS}{i}_{j}"
     try:
         proto = onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
     except onnx.shape_inference.InferenceError:
@@ -54,7 +66,10 @@ def _known(graph: Any) -> Known:
 def _dim(dim: Any) -> int | str | None:
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
-    return str(dim.dim_param) if dim.HasField("dim_param") else None
+    if not dim.HasField("dim_param"):
+        return None
+    name = str(dim.dim_param)
+    return f"{NAMELESS}{name}" if name.startswith(_MADE_UP) else name
 
 
 def _graphs(graph: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:

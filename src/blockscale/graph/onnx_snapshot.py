@@ -20,11 +20,12 @@ from blockscale.graph.fused_nodes import Core
 from blockscale.graph.onnx_facts import Facts, facts_in, is_random
 from blockscale.graph.onnx_fused import OLDEST_IR, stand_for
 from blockscale.graph.onnx_quantizers import READERS
-from blockscale.graph.onnx_shapes import Known, inferred, is_missing
+from blockscale.graph.onnx_shapes import Known, inferred, is_vague
 from blockscale.graph.onnx_types import (
     Namer,
     array_of,
     constant_tensor,
+    is_nameless,
     meta_of,
     tensor_dtype,
 )
@@ -77,7 +78,7 @@ class _Shared:
     def __init__(self, model: ir.Model) -> None:
         self.alphabet = Alphabet()
         self.namer = Namer()
-        self.shapes = inferred(model) if is_missing(model.graph) else {}
+        self.shapes = inferred(model) if is_vague(model.graph) else {}
         self.opsets = dict(model.opset_imports)
         self.fusible = ROW_OF if (model.ir_version or OLDEST_IR) >= OLDEST_IR else ()
         self.functions = {
@@ -144,9 +145,9 @@ class _Reader:
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             return None
         dtype, shape = tensor_dtype(value), value.shape
-        if (dtype is None or shape is None) and value.name in self.known:
-            found = self.known[value.name]
-            dtype, shape = dtype or found[0], shape if shape is not None else found[1]  # type: ignore[assignment]
+        found = self.known.get(value.name or "")
+        if found is not None:
+            dtype, shape = dtype or found[0], _named(shape, found[1])
         return meta_of(dtype, shape, self.shared.namer)
 
     # ------------------------------------------------------------------------------ nodes
@@ -203,6 +204,15 @@ class _Reader:
             except Unreadable as reason:
                 why = str(reason)
         return Call("raw", name, (), {"why": why} if why else NOTHING, pure)
+
+
+def _named(shape: Any, known: list[int | str | None]) -> Any:
+    """With the sizes that inference knows, where the model has none."""
+    if shape is None or len(shape) != len(known):
+        return known if shape is None else shape
+    return [
+        one if one is not None and is_nameless(dim) else dim for dim, one in zip(shape, known, strict=True)
+    ]
 
 
 def _is_pure(reader: _Reader) -> bool:

@@ -14,7 +14,7 @@ from blockscale.graph.view import Meta
 NAMELESS = "?"  # begins the symbol of a size that the model does not even name
 
 # What exporters write for a size without a name.
-_NO_NAMES = frozenset(("", "?", "None", "-1"))
+NO_NAMES = frozenset(("", "?", "None", "-1"))
 
 
 @lru_cache(maxsize=64)
@@ -44,12 +44,17 @@ class Namer:
         return symbol(f"{NAMELESS}{self.count}")
 
 
+def is_nameless(dim: Any) -> bool:
+    """An entry of ir.Shape that says nothing."""
+    return not isinstance(dim, int) and (dim.value is None or dim.value in NO_NAMES)
+
+
 def dim_of(dim: Any, namer: Namer) -> Dim:
     """Of an entry of ir.Shape, or an int or a name."""
     if isinstance(dim, int):
         return dim if dim >= 0 else namer()
     text = dim if isinstance(dim, str) else dim.value
-    if text is None or text in _NO_NAMES:
+    if text is None or text in NO_NAMES:
         return namer()
     return parsed(text)
 

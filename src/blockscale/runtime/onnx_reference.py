@@ -6,7 +6,7 @@ it, and models that hold operators of the domain `blockscale` run on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from os import PathLike, fspath
@@ -158,10 +158,26 @@ def _all_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 class _Evaluator(ReferenceEvaluator):
-    """Knows our operators in bodies and in functions too."""
+    """Knows our operators in bodies and in functions too; every value lies in order.
+
+    A tensor of ONNX has no strides, and products of matrices round by how these lie in memory.
+    """
 
     def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **settings: Any) -> None:
         super().__init__(proto, new_ops=[*OPERATORS, *(new_ops or ())], **settings)
+        for node in self.rt_nodes_:
+            node.run = _in_order(node.run)
+
+
+def _in_order(run: Callable[..., Sequence[Any]]) -> Callable[..., tuple[Any, ...]]:
+    def ordered(*args: Any, **settings: Any) -> tuple[Any, ...]:
+        results = run(*args, **settings)
+        return tuple(
+            v.copy(order="C") if isinstance(v, np.ndarray) and not v.flags.c_contiguous else v
+            for v in results
+        )
+
+    return ordered
 
 
 # ------------------------------------------------------------------------------------------ ours
