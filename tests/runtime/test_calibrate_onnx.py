@@ -136,9 +136,27 @@ def test_outer_values_of_control_flow() -> None:
     found = calibrate(proto, batches, look("h", "y"))
     np.testing.assert_allclose(found["h"].high, values(proto, "h", batches).max(), rtol=1e-5)
     with pytest.raises(
-        CalibrationError, match=r"calibration of 'r': 'Relu' makes it in a body of control flow.*MX formats"
+        CalibrationError, match=r"calibration of 'r': it lies in a body of control flow.*MX formats"
     ):
         calibrate(proto, batches, look("r"))
+
+
+def test_inputs_of_bodies() -> None:
+    body = """g (int64 n, float[2, 32] x) => (float[2, 32] y) {
+        one = Constant <value_int = 1> ()
+        go = Cast <to = 9> (one)
+        y = Loop (n, go, x) <
+            body = b (int64 i, bool k, float[2, 32] s) => (bool again, float[2, 32] t) {
+                again = Identity (k)
+                t = Relu (s)
+            }
+        >
+    }"""
+    feeds = {"n": np.array(3), "x": random(2, 32)}
+    assert calibrate(model(body), [feeds], look("y"))["y"].high == feeds["x"].max()
+    for inner in ("s", "t"):
+        with pytest.raises(CalibrationError, match=rf"'{inner}': it lies in a body of control flow"):
+            calibrate(model(body), [feeds], look(inner))
 
 
 def test_bfloat16_and_float16() -> None:

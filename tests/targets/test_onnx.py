@@ -169,6 +169,31 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         bs.quantize_model(tmp_path / "no.onnx", "mxfp4")
 
 
+@pytest.mark.parametrize("version", [3, 8])
+def test_weights_that_are_inputs(version: int) -> None:
+    """Old files had no other way to say them; in newer ones it means that another may be given."""
+    proto = CASES["attention"].proto()
+    proto.ir_version = version
+    for name in ("Q", "K"):
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (32, 32)))
+    rows = bs.quantize_model(proto, "mxfp8-all").report.tensors
+    weights = [row for row in rows if row["role"] == "weight"]
+    assert len(weights) == (2 if version == 3 else 0)
+    assert [value.name for value in proto.graph.input] == ["x", "Q", "K"]
+
+
+def test_constants_that_are_nodes() -> None:
+    """A Constant in front of all, and two new nodes that must stand before what reads it."""
+    values = ", ".join(map(str, random(32, 32).ravel()))
+    constant = f"W = Constant <value = float[32, 32] {{{values}}}> ()"
+    body = f"g (float[2, 32] x) => (float[2, 32] y) {{ {constant} y = MatMul (x, W) }}"
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {body}')
+    x = random(2, 32)
+    fake = bs.fake_quantize_model(proto, "mxfp4")
+    onnx.checker.check_model(fake)
+    np.testing.assert_array_equal(bs.quantize_model(proto, "mxfp4")(x), output(fake, {"x": x}))
+
+
 def test_missing_data_is_told_before_work_begins(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(

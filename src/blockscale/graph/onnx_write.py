@@ -106,6 +106,7 @@ class Writer:
             self.graph.insert_after(self.cursor, node)
         elif self.first is not None:
             self.graph.insert_before(self.first, node)
+            self.first = node
         else:
             self.graph.append(node)
         self.cursor = node

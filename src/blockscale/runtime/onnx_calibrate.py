@@ -107,12 +107,16 @@ def _check_names(model: ir.Model, tensors: Sequence[str]) -> None:
             raise CalibrationError(f"calibration of {tensor!r}: {_why_not(model, tensor, sorted(outer))}")
 
 
+def _made_in(one: ir.Graph | ir.Node) -> Sequence[ir.Value]:
+    return one.inputs if isinstance(one, ir.Graph) else one.outputs
+
+
 def _why_not(model: ir.Model, tensor: str, outer: Sequence[str]) -> str:
-    for node in model.graph.all_nodes():
-        if node.graph is not model.graph and any(value.name == tensor for value in node.outputs):
+    for body in model.graph.subgraphs():
+        if any(value.name == tensor for node in (body, *body) for value in _made_in(node)):
             return (
-                f"{node.name or node.op_type!r} makes it in a body of control flow, where nothing can look; leave "
-                "it float, or take a layout that needs no calibration: MX formats, or dynamic ones"
+                "it lies in a body of control flow, where nothing can look; leave it float, or take a layout that "
+                "needs no calibration: MX formats, or dynamic ones"
             )
     close = get_close_matches(tensor, outer, n=1)
     return "the model has no such value" + (f"; did you mean {close[0]!r}?" if close else "")

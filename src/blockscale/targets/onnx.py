@@ -105,7 +105,7 @@ def read(model: Any) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
+        return _without_defaults(ir.from_proto(model))
     if not isinstance(model, str | os.PathLike):
         raise DtypeError(
             "model", type(model).__name__, "the path of an .onnx file, a ModelProto or an onnx_ir.Model"
@@ -123,7 +123,16 @@ def read(model: Any) -> ir.Model:
         raise FileError(f"{os.fspath(model)}: there is no file {error.filename}") from None
     except Exception as error:  # protobuf and onnx_ir say it in many ways
         raise FileError(f"{os.fspath(model)}: not an ONNX model that can be read ({error})") from error
-    return loaded
+    return _without_defaults(loaded)
+
+
+def _without_defaults(model: ir.Model) -> ir.Model:
+    """Before version 4 of the format weights had to be inputs too, so it does not say that they may be given."""
+    if model.ir_version < 4:
+        weights = model.graph.initializers
+        model.graph.inputs[:] = [value for value in model.graph.inputs if value.name not in weights]
+        model.ir_version = 4
+    return model
 
 
 def values(model: ir.Model, tensors: Sequence[str], inputs: Any) -> Iterator[dict[str, Array]]:
