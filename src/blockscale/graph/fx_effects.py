@@ -37,6 +37,8 @@ class Facts:
         given = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
         self.defaults = {name: value for name, value in given.items() if value is not None}
         self.writes = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if self.name == "aten.detach_.default":  # behind each torch.tensor(…); it writes no value
+            self.writes = []
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.fresh_sizes = bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
         self.shares = (

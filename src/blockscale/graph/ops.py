@@ -60,7 +60,7 @@ def _elementwise(kind: str, aten: str, onnx: str, x: str = "X") -> Op:
 _ROWS = (
     # ------------------------------------------------------------------ moves
     Op("identity", _all(
-        "aten.alias.default aten.detach.default aten.contiguous.default aten.clone.default "
+        "aten.alias.default aten.detach.default aten.detach_.default aten.contiguous.default aten.clone.default "
         "aten.lift_fresh_copy.default aten.dropout.default", "self"
     ) | {"aten.dropout.default": "input"}, {"Identity": "input", "Dropout": "data"}, _X),
     Op("reshape", _all(
