@@ -120,6 +120,7 @@ def test_a_quantize_of_several_users_stays_one() -> None:
     b = Builder()
     x = b.fake(b.input(3, 64), "mxfp8")
     proof = done(b, linear_after(b, x), linear_after(b, x))
+    assert "stands alone: %x1 is an input" in proof.reasons("fuse_operands")
     assert proof.kinds["quantize"] == 1 and proof.kinds["fused.linear"] == 2
     assert proof.kinds["dequantize"] == 0
 

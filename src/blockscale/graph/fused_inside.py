@@ -69,7 +69,7 @@ def inside(graph: Graph, node: Node) -> Inside | None:
 def _path(value: Value) -> tuple[Value, list[Node]] | None:
     """Up over reshapes and permutes of which nobody else uses anything; the first one first."""
     nodes: list[Node] = []
-    while len(value.users) == 1:
+    while _has_one_user(value):
         node = value.producer
         source = node.operand(0) if node is not None and node.call.operands else None
         if node is None or source is None or "move" not in node.params or not node.call.pure:
@@ -80,6 +80,14 @@ def _path(value: Value) -> tuple[Value, list[Node]] | None:
             return value, nodes[::-1]
         value = source
     return None
+
+
+def _has_one_user(value: Value) -> bool:
+    """Beside checks; of what many use they are not counted."""
+    return len(value.uses) <= _FEW and len(value.users) == 1
+
+
+_FEW = 8
 
 
 def _followed(

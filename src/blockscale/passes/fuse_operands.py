@@ -27,6 +27,14 @@ def run(graph: Graph, log: Log) -> None:
     for node in graph.nodes:
         if node in graph and _is_candidate(node):
             _fuse(graph, node, log)
+    told = {entry.node for entry in log.entries if entry.stage == STAGE}
+    for node in graph.nodes:
+        x = node.operand(0) if node.kind == "quantize" and node.name not in told else None
+        if x is not None:
+            maker = "is an input" if x.producer is None else f"is made by {x.producer.call.name}"
+            log.left(
+                STAGE, node, f"it stands alone: {x!r} {maker}, and several or none can measure it themselves"
+            )
 
 
 def _is_candidate(node: Node) -> bool:
