@@ -82,6 +82,14 @@ g (float[2, 6, 32] x) => (float[2, 6, 32] y) {
 
 _HEADS = {"Q": random(32, 32) / 16, "K": random(32, 32, seed=1) / 16}
 
+_GELU = """
+g (float[b, 32] x) => (float[b, 32] y) {
+    a = MatMul (x, Q)
+    g = Gelu (a)
+    h = Gelu <approximate = "tanh"> (g)
+    y = Add (x, h)
+}"""
+
 _BODIES = """
 g (bool c, float[4, 32] x) => (float[4, 16] y) {
     h = MatMul (x, W)
@@ -105,6 +113,7 @@ CASES = {
     "attention": Net(_ATTENTION, {"x": random(2, 6, 32)}, _HEADS,
                      "mxfp8-all"),
     "bodies": Net(_BODIES, _C, _BODIES_WEIGHTS, "mxfp4", other={**_C, "c": np.array(False)}),
+    "gelu": Net(_GELU, {"x": random(4, 32)}, {"Q": random(32, 32) / 4}, "mxfp8-all", opset=20),
     "an old opset": Net(_ATTENTION, {"x": random(2, 6, 32)}, _HEADS,
                         "mxint8", opset=13),
 }  # fmt: skip

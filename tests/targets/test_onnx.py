@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import blockscale as bs
 from blockscale.errors import ArgumentError, DtypeError, FileError
@@ -192,6 +193,18 @@ def test_constants_that_are_nodes() -> None:
     fake = bs.fake_quantize_model(proto, "mxfp4")
     onnx.checker.check_model(fake)
     np.testing.assert_array_equal(bs.quantize_model(proto, "mxfp4")(x), output(fake, {"x": x}))
+
+
+@pytest.mark.parametrize("form", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_gelu_is_that_of_its_function(form: str, dtype: str) -> None:
+    body = f'g ({dtype}[n] x) => ({dtype}[n] y) {{ y = Gelu <approximate = "{form}"> (x) }}'
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 20]> {body}')
+    x = np.concatenate([random(2000) * 3, [0.0, -0.0, np.inf, -np.inf, np.nan]])
+    x = x.astype(np.float32 if dtype == "float" else np.float16)
+    with np.errstate(invalid="ignore"):
+        (expected,) = ReferenceEvaluator(onnx.shape_inference.infer_shapes(proto)).run(None, {"x": x})
+    np.testing.assert_array_equal(output(proto, {"x": x}), expected)
 
 
 def test_missing_data_is_told_before_work_begins(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ it, and models that hold operators of the domain `blockscale` run on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -371,11 +372,27 @@ def _no_rows(of: onnx.TypeProto) -> Array:
     return np.empty((0, *sizes), onnx.helper.tensor_dtype_to_np_dtype(of.tensor_type.elem_type))
 
 
+class Gelu(OpRun):
+    """As the function that ONNX has for it, which the evaluator finds where types are known: not in functions."""
+
+    def _run(self, x: Array, *, approximate: str = "none") -> tuple[Array]:
+        half, one, two = (np.array(n, x.dtype) for n in (0.5, 1, 2))
+        if approximate == "tanh":
+            ratio, cube, three = (np.array(n, x.dtype) for n in (2 / np.pi, 0.044715, 3))
+            inner = np.tanh(np.sqrt(ratio) * (x + cube * np.power(x, three)))
+        else:
+            inner = _erf(x / np.sqrt(two)).astype(x.dtype)
+        return ((half * x) * (one + inner),)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
 def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
     return type(operator.__name__, (operator,), {"op_domain": "com.microsoft"})
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
     FakeQuantize, Quantize, DynamicQuantize, Dequantize, MXQuantizeDequantize, MXFixNeuron,
-    Loop, QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
+    Gelu, Loop, QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
 )  # fmt: skip
