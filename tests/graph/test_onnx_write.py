@@ -34,7 +34,8 @@ class Random:
     def grow(self, steps: int) -> list[ir.Value]:
         for _ in range(steps):
             x = self.draw(st.sampled_from(self.values))
-            kinds = ["fake", "pair", "pair", "move", "move", "sum", "again"] + ["branch"] * (self.depth < 2)
+            kinds = ["fake", "pair", "pair", "move", "move", "sum", "again", "product", "norm"]
+            kinds += ["branch"] * (self.depth < 2)
             self.values += getattr(self, f"_{self.draw(st.sampled_from(kinds))}")(x)
         return self.values
 
@@ -55,13 +56,33 @@ class Random:
         if len(sizes) != 3:
             moves = [Reshape((4, 2, 64)), Reshape((2, 4, 64))]
         elif self.draw(st.booleans()):
-            part = self.b.move(x, Slice(1, 0, 1))
+            size = sizes[1]
+            assert isinstance(size, int)
+            part = self.b.move(x, Slice(1, 0, size // 2))
             return [self.b.call("Concat", part, part, axis=1)]
         return [self.b.move(x, self.draw(st.sampled_from(moves)))]
 
     def _sum(self, x: ir.Value) -> list[ir.Value]:
         others = [v for v in self.values if self.b.sizes(v) == self.b.sizes(x)]
         return [self.b.call("Add", x, self.draw(st.sampled_from(others)))]
+
+    def _product(self, x: ir.Value) -> list[ir.Value]:
+        size = self.b.sizes(x)[-1]
+        assert isinstance(size, int)
+        weight = self.b.constant(example((size, size), size) * np.float32(0.1))
+        scheme, quantized = self.draw(st.sampled_from(SCHEMES)), self.draw(st.booleans())
+        return [self.b.call("MatMul", x, self.b.fake(weight, scheme) if quantized else weight)]
+
+    def _norm(self, x: ir.Value) -> list[ir.Value]:
+        size = self.b.sizes(x)[-1]
+        assert isinstance(size, int)
+        axes = {"axes": [-1]} if self.b.opset < 18 else {}
+        square = self.b.call("Pow", x, self.b.constant(np.float32(2)))
+        mean = self.b.call("ReduceMean", square, *([] if axes else [self.b.ints([-1])]), **axes)
+        root = self.b.call("Sqrt", self.b.call("Add", mean, self.b.constant(np.float32(1e-5))))
+        normed = self.b.call("Mul", x, self.b.call("Reciprocal", root))
+        y = self.b.call("Mul", normed, self.b.constant(example((size,), size)))
+        return [y, *self._fake(y)][self.draw(st.integers(0, 1)) :]
 
     def _again(self, x: ir.Value) -> list[ir.Value]:
         """The same quantizer twice."""
@@ -85,7 +106,7 @@ class Random:
         return [self.b.branch(which, *bodies)]
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(st.data())
 def test_random_graphs_keep_every_bit(data: st.DataObject) -> None:
     b = Builder(data.draw(st.sampled_from((13, 18, 21))))
