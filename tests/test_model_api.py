@@ -416,6 +416,16 @@ def test_compare_of_equals(tmp_path: Path) -> None:
     assert not bs.compare(qm, Language(), [ids]).equal
 
 
+def test_compare_leaves_torch_as_it_was() -> None:
+    """The runs of two models take turns, and each is without gradients and in evaluation."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).train()
+    bs.compare(model, bs.quantize_model(model, "mxfp8", example_inputs=X), [X, X])
+    assert torch.is_grad_enabled() and all(module.training for module in model.modules())
+    fake = bs.fake_quantize_model(model, "mxfp8", example_inputs=X)
+    seen = bs.compare(fake, fake, iter([X, X]))
+    assert torch.is_grad_enabled() and seen.batches == 2
+
+
 def test_compare_refuses() -> None:
     model, ids = made("language model")
     with pytest.raises(CalibrationError, match="inputs is a single Tensor: put it in a list"):

@@ -47,9 +47,10 @@ class Watched:
 
         `each` passes the batches on: a progress bar.
         """
-        with torch.no_grad(), evaluating(self.module):
-            for number, (args, kwargs) in enumerate(each(_calls(source, self.module)), 1):
-                yield _run(self.module, args, kwargs, f"calibration batch {number}")
+        for number, (args, kwargs) in enumerate(each(_calls(source, self.module)), 1):
+            with torch.no_grad(), evaluating(self.module):  # not over the yield: runs of two models take turns
+                returned = _run(self.module, args, kwargs, f"calibration batch {number}")
+            yield returned
 
 
 def _module_of(program: ExportedProgram) -> fx.GraphModule:
