@@ -132,7 +132,7 @@ class _Reader:
 
     def call_other(self, node: fx.Node, order: int) -> None:
         slots = self._slots(node)
-        self._node(node, order, self._unschemed(node, slots), slots, [_meta(node)])
+        self._node(node, order, self._unschemed(node, slots), slots, _output_metas(node))
 
     # ------------------------------------------------------------------------------ calls
 
@@ -256,8 +256,6 @@ def _lacks(kind: str, dtype: str) -> bool:
 
 
 def _operands(names: str, args: Args) -> tuple[int | None, ...]:
-    if " " not in names and names in args.tensors and not isinstance(args.tensors[names], list):
-        return (args.tensors[names],)
     words = names.split()
     if len(words) == 1 and isinstance(args.tensors.get(words[0]), list):
         return args.slot_list(words[0])
