@@ -75,6 +75,14 @@ def pattern_of(name: str, form: str, present: tuple[str, ...]) -> Pattern:
     return made
 
 
+@cache
+def ends_with(pattern: Pattern) -> str:
+    """The kind of the operator that gives the result, but for a cast."""
+    while isinstance(pattern, Cast):
+        pattern = pattern.x
+    return pattern.kind if isinstance(pattern, Step) else ""
+
+
 @dataclass(frozen=True)
 class Found:
     """leaves by name; eps; how many dimensions are normalized; the nodes that do it, the last one first."""

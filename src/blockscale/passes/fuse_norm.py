@@ -16,7 +16,7 @@ from blockscale.graph.constants import Constants
 from blockscale.graph.fused import Fused, row_named
 from blockscale.graph.fused_edges import Edges, arithmetic_of, quantized_by, source_of
 from blockscale.graph.fused_forms import LAYER_FORMS, RMS_FORMS
-from blockscale.graph.fused_match import Found, match, pattern_of
+from blockscale.graph.fused_match import Found, ends_with, match, pattern_of
 from blockscale.graph.fused_nodes import Core, make
 from blockscale.graph.fused_said import said
 from blockscale.graph.overlay import Graph
@@ -24,7 +24,7 @@ from blockscale.graph.view import Meta, Node, Value
 from blockscale.passes.log import Log
 
 STAGE = "fuse_norm"
-_ENDS = ("mul", "add", "cast", "identity")  # kinds of the last node of a norm that is spelled out
+_ENDS = ("mul", "div", "add", "cast")  # kinds of the last node of a norm that is spelled out
 # What is more special comes first: a layer norm is an rms norm of centred values, (1 + weight) a weight.
 _TEMPLATES = [
     *(("layer_norm_quantize", form, ("input", *rest))
@@ -77,8 +77,11 @@ class _Fuser:
             return self._one(end, node)
         if node.kind not in _ENDS:
             return None
+        before = source_of(node.operand(0)) if node.kind == "cast" else None
+        kinds = (node.kind, "" if before is None or before.producer is None else before.producer.kind)
         for name, form, present in _TEMPLATES:
-            for found in match(pattern_of(name, form, present), x):
+            pattern = pattern_of(name, form, present)
+            for found in match(pattern, x) if ends_with(pattern) in kinds else ():
                 return self._spelled(x, row_named(name), form, found)
         return None
 
