@@ -266,6 +266,57 @@ def test_11_the_axis_of_metadata_is_counted_from_the_front_and_moved(
     assert first.axis == axis % 3
 
 
+def product(scheme: str, factor: Any, side: str, bias: bool) -> tuple[Any, Any]:
+    """linear(x · k, W, b) or linear(x, W, b) · k; x and W are codes, W is square so that shapes cannot tell."""
+    n = 32
+    generator = torch.Generator().manual_seed(0)
+    b = fx_graphs.Builder()
+    x, step = b.given(torch.randn(4, n, generator=generator)), b.constant(torch.full((1, 1), 0.05))
+    static = "int8,dynamic=false"
+    x = b.dequantize([b.quantize(x, static, (0, 0), step), step], x, static, (0, 0))
+    w = b.constant(torch.randn(n, n, generator=generator))
+    q = b.measure(w, scheme)
+    w = b.dequantize([q[0], q[1], q[2] if scheme.startswith("uint") else None], w, scheme)
+    k = b.constant(factor) if isinstance(factor, torch.Tensor) else factor
+    added = b.constant(torch.randn(n, generator=generator)) if bias else None
+    if side == "before":
+        return b, b.call(aten.linear.default, b.call(aten.mul.Tensor, x, k), w, added)
+    return b, b.call(aten.mul.Tensor, b.call(aten.linear.default, x, w, added), k)
+
+
+POWERS = 2.0 ** (torch.arange(32) % 3 - 1.0)
+FACTORS = ("fold", "fuse_scale")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scheme", ["int8-channel", "uint8-channel"])
+def test_12_a_factor_of_each_channel_against_a_scale_of_each(scheme: str, bias: bool) -> None:
+    """[K] against [K, 1] is [K, 1], and the bias is scaled too."""
+    b, y = product(scheme, POWERS, "behind", bias)
+    proof = proven(b.done(y), b.examples, stages=FACTORS)
+    assert proof.kinds["mul"] == 0
+    (node,) = [one for one in proof.nodes("dequantize") if one.operands[0].const is not None]
+    assert shape(node.operand(1)) == (32, 1)
+
+
+@pytest.mark.parametrize("scheme", ["int8-channel", "uint8-channel"])
+def test_12_a_factor_of_the_other_dimension_stays(scheme: str) -> None:
+    b, y = product(scheme, POWERS, "before", False)
+    proof = proven(b.done(y), b.examples, stages=FACTORS)
+    assert proof.kinds["mul"] == 1 and proof.reasons()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("side", ["before", "behind"])
+@pytest.mark.parametrize("factor", [-1.0, -2.0, 0.0, -0.0, 0.5])
+@pytest.mark.parametrize("scheme", ["int8-channel", "uint8-channel", "mxfp8", "mxint8"])
+def test_12_negative_factors_and_zero(scheme: str, factor: float, side: str, bias: bool) -> None:
+    """Codes and zero points are reflected, or zeroed, or the factor stays: the same bits in any case."""
+    b, y = product(scheme, factor, side, bias)
+    proof = proven(b.done(y), b.examples, stages=FACTORS)
+    assert proof.kinds["mul"] == 0 or proof.reasons()
+
+
 @both
 @pytest.mark.parametrize("scale", [0.125, 0.25])
 def test_13_rounding_and_saturation_in_between_are_kept(builder: Any, scale: float) -> None:
