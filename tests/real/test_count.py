@@ -33,12 +33,10 @@ def before_each(model: nn.Module, layout: str) -> nn.Module:
     return model
 
 
-@pytest.fixture(scope="module", params=["plain", *FORMS])
-def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+CASES = [("plain", "mxfp8"), ("plain", "int8-token"), *((form, "int8-token") for form in FORMS)]
 
 
-@pytest.mark.parametrize("layout", ["mxfp8", "int8-token"])
+@pytest.mark.parametrize(("form", "layout"), CASES)
 def test_no_more_than_8_remain_and_none_stands_free(form: str, layout: str) -> None:
     program = exported(before_each(formed(Llama(), form), layout), dynamic=True)
     assert quantizes(program) == EACH
