@@ -366,6 +366,23 @@ def test_a_model_in_training_stays_so_when_fake_quantized() -> None:
     assert not (bs.quantize_model(model, "mxfp8", example_inputs=x)(x) == 0).any()
 
 
+def test_what_was_trained_is_quantized_as_in_evaluation() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(32, 32, 3), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.InstanceNorm1d(32), nn.Conv1d(32, 8, 1)
+    )
+    x = torch.randn(4, 32, 8)
+    fake = bs.fake_quantize_model(model.train(), "mxfp8", example_inputs=x)
+    code = fake.code
+    for _ in range(3):
+        fake(x * 3 + 1).sum().backward()
+    model.load_state_dict({name: fake.state_dict()[name] for name in model.state_dict()})
+    expected = bs.quantize_model(model, "mxfp8", example_inputs=x)(x)
+    qm = bs.quantize_model(fake)
+    assert torch.equal(qm(x), expected) and torch.equal(qm(x), expected)
+    assert fake.code == code and not torch.equal(fake(x), fake(x))
+
+
 # ------------------------------------------------------------------------------- optimize and compare
 
 

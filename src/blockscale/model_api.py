@@ -40,7 +40,7 @@ def quantize_model(
     """The model with its tensors quantized as the recipe says; callable, with `.save(path)` and `.report`.
 
     model           a torch module, ExportedProgram or GraphModule; an onnx_ir.Model or ModelProto; or the path
-                    of an .onnx or .pt2 file. It stays as it is. A module is taken as it is in evaluation
+                    of an .onnx or .pt2 file. It stays as it is. What it does in evaluation is what is quantized
     recipe          a preset's name ("mxfp4", "mxfp4-mxint8", "int8", …), a Recipe, a .yaml file, …; None takes
                     the quantizes that the model has, ours or foreign
     example_inputs  of a torch module, to export it with: a tensor, a tuple of arguments, or a dict by name
@@ -54,6 +54,8 @@ def quantize_model(
     if recipe is not None and _is_ours(model):
         raise CombinationError("the model is quantized already: give the float model, or no recipe")
     model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
+    if _library(model) == "torch":
+        model = import_module("blockscale.targets.torch").evaluated(model)
     given = models.snapshot(model)
     explanation = None
     if recipe is None and not any(counts(given)[kind] for kind in QUANTIZERS):

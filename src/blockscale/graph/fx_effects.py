@@ -93,6 +93,11 @@ def is_calm(facts: Facts, node: fx.Node) -> bool:
     return bool(given.get(name, facts.defaults.get(name)) == calm)
 
 
+def calm_argument(facts: Facts) -> tuple[str, Any] | None:
+    """The argument that says whether this operator draws or writes, and what it is when it does not."""
+    return _ONLY_IF.get(facts.name)
+
+
 def written_arguments(facts: Facts, node: fx.Node) -> list[str]:
     """Names of the arguments whose memory must be left alone because of this call."""
     if facts.strides:

@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from blockscale.compiler_report import Report
 from blockscale.errors import ArgumentError, CombinationError, FileError
 from blockscale.files import written_whole
-from blockscale.graph.fx_program import with_state
+from blockscale.graph.fx_effects import calm_argument, facts_of, is_calm
+from blockscale.graph.fx_program import copied, with_state
 from blockscale.numerics.arrays import Array
 from blockscale.runtime import torch_fused  # noqa: F401  the operators that saved programs hold
 from blockscale.runtime.torch_export import arguments, exported
@@ -158,6 +159,37 @@ def values(
                 found[f"output {number}"] = as_array(leaf)
         seen.clear()
         yield found
+
+
+def evaluated(model: ExportedProgram | fx.GraphModule) -> ExportedProgram | fx.GraphModule:
+    """A copy that does what it does in evaluation, where the graph says training: dropout, running statistics."""
+    if not any(_evaluation(node) for node in model.graph.nodes):
+        return model
+    made = copied(model)
+    for node in made.graph.nodes:
+        if (change := _evaluation(node)) is not None:
+            names = [argument.name for argument in node.target._schema.arguments]
+            given = dict(zip(names, node.args, strict=False)) | node.kwargs | dict([change])
+            count = max(len(node.args), names.index(change[0]) + 1)
+            defaults = facts_of(node.target).defaults
+            node.args = tuple(given.get(name, defaults.get(name)) for name in names[:count])
+            node.kwargs = {name: value for name, value in given.items() if name not in names[:count]}
+    if isinstance(made, fx.GraphModule):
+        made.recompile()
+    return made
+
+
+def _evaluation(node: fx.Node) -> tuple[str, Any] | None:
+    """The argument that has to change, and to what."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    facts = facts_of(node.target)
+    change = calm_argument(facts)
+    if change is None or is_calm(facts, node):
+        return None
+    given = dict(zip(facts.names, node.args, strict=False)) | node.kwargs
+    without_statistics = "running_mean" in facts.names and given.get("running_mean") is None
+    return None if without_statistics else change
 
 
 def output_names(model: ExportedProgram | fx.GraphModule) -> list[str]:
