@@ -256,8 +256,9 @@ class TestLog:
 
         log = Log()
         planned("mxfp4", exported(Strange(), torch.randn(2, 32)), log)
-        (left,) = log.reasons("annotate")
+        left, then = log.reasons("annotate")
         assert left.left == "aten.fft_rfft.default is not known" and "test_annotate.py" in left.site
+        assert "complex" in then.left
 
     def test_nothing_is_changed(self) -> None:
         model = program()
