@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from torch import Tensor, fx
 
 from blockscale.graph.fx import snapshot
-from blockscale.passes.pipeline import COMBINE
+from blockscale.passes.pipeline import COMBINE, OPTIMIZE
 from passes.proof import MOTION, proven
 from passes.random_graphs import graphs
 
@@ -16,25 +16,26 @@ STAGES = {
     "combine": COMBINE,
     "sink": ("sink",),
     "canonical": ("canonicalize", *MOTION),
+    "optimize": OPTIMIZE,
     "all": ("cse", "lift", "cse", "fold", "sink", "cse"),
 }
 Drawn = tuple[fx.GraphModule, list[Tensor]]
 
 
 @pytest.mark.parametrize("stages", STAGES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graphs(foreign=False))
 def test_ours(stages: str, drawn: Drawn) -> None:
     model, inputs = drawn
-    proven(model, inputs, stages=STAGES[stages])
+    proven(model, inputs, stages=STAGES[stages], more=stages == "optimize")
 
 
 @pytest.mark.parametrize("stages", STAGES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graphs(foreign=True))
 def test_foreign(stages: str, drawn: Drawn) -> None:
     model, inputs = drawn
-    proof = proven(model, inputs, stages=STAGES[stages])
+    proof = proven(model, inputs, stages=STAGES[stages], more=stages == "optimize")
     if stages == "combine":
         assert operators(proof.after) <= operators(model)
 
