@@ -217,6 +217,17 @@ def chain(n: int) -> fx.GraphModule:
     return b.done(b.call(aten.sigmoid.default, b.dynamic(x, "int8-token")))
 
 
+def ladder(n: int) -> fx.GraphModule:
+    """A chain of relus, each of which is quantized besides."""
+    b = Builder()
+    x = b.call(aten.sigmoid.default, b.input(4, H))
+    made = []
+    for _ in range(n // 4):
+        x = b.call(aten.relu.default, x)
+        made.append(b.static(x))
+    return b.done(*made)
+
+
 def pieces(n: int) -> fx.GraphModule:
     """Slices of one tensor, each quantized: together they are all of it."""
     b = Builder()
@@ -255,6 +266,7 @@ TRAPS: dict[str, Callable[[int], fx.GraphModule]] = {
     "a cat of many parts": wide,
     "a value with many users": fan,
     "a chain of views": chain,
+    "a chain quantized at each step": ladder,
     "slices of one tensor": pieces,
     "many bodies": bodies,
 }

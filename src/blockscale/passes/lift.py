@@ -60,6 +60,9 @@ class _Lifter:
         self.follower = Follower(graph)
         self.crossings = Crossings(graph, self.follower)
         self.standing: dict[Hashable, Node] = {}  # by what it does to which value
+        self.gone: dict[
+            Hashable, list[Value | None]
+        ] = {}  # what became of the results of those that stood there
         self.waiting: dict[_Place, list[_Waiting]] = {}
 
     # ------------------------------------------------------------------------------ one at a time
@@ -71,7 +74,8 @@ class _Lifter:
             return node
         twin = self.standing.get(key)
         if twin is None or twin is node or twin not in self.graph:
-            self.standing[key] = node
+            if not self._follows_gone(node, key):
+                self.standing[key] = node
             return node
         if [v.meta for v in twin.outputs] != [v.meta for v in node.outputs]:
             return node
@@ -80,6 +84,25 @@ class _Lifter:
         self.log.did(STAGE, node, f"combined with {twin.name}")
         self.graph.discard([node])
         return twin
+
+    def _follows_gone(self, node: Node, key: Hashable) -> bool:
+        """Whether an equal stood here and was lifted: `node`, which is then gone too, need not climb after it."""
+        pairs = list(zip(node.outputs, self.gone.get(key, ()), strict=False))
+        for mine, its in pairs:
+            if mine.uses and (
+                its is None
+                or its.meta != mine.meta
+                or (its.producer is not None and its.producer not in self.graph)
+            ):
+                return False
+        if not pairs:
+            return False
+        for mine, its in pairs:
+            if its is not None:
+                self.graph.replace(mine, its)
+        self.log.did(STAGE, node, "combined with an equal that was lifted")
+        self.graph.discard([node])
+        return node not in self.graph
 
     def climb(self, climb: _Climb) -> None:
         """As far up as it goes at once."""
@@ -152,12 +175,15 @@ class _Lifter:
         over, node = crossing.over, climb.node
         x, source = node.operand(0), over.operand(0)
         assert x is not None and source is not None
+        key = _key(self.graph, node)
         above = self._above(node, crossing, source, 0)
-        self._follow(node, crossing, [above], x.index)
+        followed = self._follow(node, crossing, [above], x.index)
+        if key is not None:
+            self.gone[key] = followed
         climb.crossed.append(over.name)
         met = self.meet(above)
         climb.node = met
-        return met is not above
+        return met is not above or met not in self.graph
 
     def _above(self, node: Node, crossing: Crossing, source: Value, part: int) -> Node:
         """The quantize on the other side of the move, on `source`."""
@@ -179,10 +205,11 @@ class _Lifter:
         above = Call(call.kind, call.name, call.operands, {**call.params, "quant": quant}, call.pure)
         return self.graph.clone(node, slots, metas, crossing.changes[part], above)
 
-    def _follow(self, node: Node, crossing: Crossing, above: list[Node], index: int) -> None:
-        """Let the users of `node` use what its results become when they follow the move."""
+    def _follow(self, node: Node, crossing: Crossing, above: list[Node], index: int) -> list[Value | None]:
+        """Let the users of `node` use what its results become when they follow the move; those, if used."""
         over = crossing.over
         names = quant_of(node).outputs if node.kind == "quantize" else ("codes",)
+        became: list[Value | None] = [None] * len(node.outputs)
         for i, old in enumerate(node.outputs):
             if not old.uses:
                 continue
@@ -191,9 +218,10 @@ class _Lifter:
             if name == "tensor_scale" or is_empty(quant_of(node), name, old.meta):
                 move = Same()
             sources = [one.outputs[i] for one in above]
-            new = self.follower.value(move, sources, index, over, node, f"{over.name}_{name}")
+            became[i] = new = self.follower.value(move, sources, index, over, node, f"{over.name}_{name}")
             self.graph.replace(old, new)
         self.graph.discard([node])
+        return became
 
     # ------------------------------------------------------------------------------ over slices
 
