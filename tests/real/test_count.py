@@ -33,7 +33,11 @@ def before_each(model: nn.Module, layout: str) -> nn.Module:
     return model
 
 
-CASES = [("plain", "mxfp8"), ("plain", "int8-token"), *((form, "int8-token") for form in FORMS)]
+CASES = [
+    ("plain", "mxfp8"),
+    ("mixed", "int8-token"),
+    *(pytest.param(form, "int8-token", marks=pytest.mark.full) for form in ("plain", *FORMS[:-1])),
+]
 
 
 @pytest.mark.parametrize(("form", "layout"), CASES)

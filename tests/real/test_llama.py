@@ -77,8 +77,7 @@ def _assert_forms(
         assert_same(quantized, reference, inputs)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("form", "dynamic"), [*((form, True) for form in FORMS), ("mixed", False)])
 def test_forms_of_linear_layers(form: str, dynamic: bool) -> None:
     """A block whose linear layers view, reshape or transpose what they read."""
     block = Block(form)

@@ -133,7 +133,7 @@ def follow_reshape(move: Reshape, layout: Layout, terms: Terms) -> Moved:
     if terms.fixed and any(layout.block) and named(layout.shape, layout.block) != named(target, block):
         raise CannotFollow(
             f"blocks of {layout.block} on {layout.shape} would become blocks of {block} on {target}, "
-            f"and the block is part of {layout.numbers}"
+            f"but {layout.numbers} has blocks of its own size along one axis"
         )
     scale = Reshape(after.scale_shape)
     scale.shapes(layout.scale_shape)
