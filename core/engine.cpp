@@ -18,6 +18,7 @@ namespace {
 enum class What : uint8_t { kFake, kCode, kDecode, kParams };
 
 constexpr uint32_t kFinite = kInfBits - 1;
+constexpr int64_t kRowBlock = 32;  // of the row kernels
 
 size_t code_bytes(int64_t bits) { return size_t(bits / 8); }
 
@@ -40,6 +41,11 @@ class Engine {
     if (job.scales == Scales::kChosen && extent > 1 && g_.rows() == 1 && kPiece % extent == 0) {
       if (what == What::kFake) fused_fake_ = kernels_.fused_fake(job_.numbers);
       if (what == What::kCode) fused_code_ = kernels_.fused_code(job_.numbers);
+      if (extent == kRowBlock && g_.inner().x == 1) find_row_kernels();
+    }
+    if (what == What::kFake && job.scales == Scales::kChosen && extent == 1) {
+      const bool plain = job.x_type == TensorType::kF32 && g_.inner().x == 1 && g_.inner().y == 1;
+      if (plain) columns_ = kernels_.columns(job_.numbers);
     }
     if (what == What::kDecode) {
       decode_ = kernels_.decode(job_.numbers);
@@ -68,6 +74,8 @@ class Engine {
     const bool can = job_.numbers.rule != Rule::kMse && job_.numbers.nonfinite != Nonfinite::kPass;
     if (g_.size() == 0 || (few && can)) {  // blocks of no elements have scales all the same
       run_in_two_phases();
+    } else if (columns_.row != nullptr) {
+      run_columns(wide_blocks(g_));
     } else {
       run_tiles(whole, true);
     }
@@ -194,7 +202,116 @@ class Engine {
     }
   }
 
-  void encode(const Tile& tile, Workspace& w) {
+  const float* x_row(const Tile& tile, int64_t r) const {
+    const int64_t last = tile.row_count - 1;
+    const int64_t at = g_.row(tile.rows, tile.first_row + std::min(r, last)).x + tile.column;
+    return static_cast<const float*>(job_.x) + at;
+  }
+
+  // One tile of columns, and the greatest magnitude of each.
+  struct Columns {
+    Tile tile{};
+    std::vector<uint32_t> amax;
+    int64_t seen = 0;  // rows
+
+    explicit Columns(const Tiling& t) : amax(size_t(t.columns) + 16) {}
+  };
+
+  void begin(Columns& c, const Tiling& t, int64_t index) const {
+    place(g_, t, index, c.tile);
+    std::fill(c.amax.begin(), c.amax.end(), 0u);
+    c.seen = 0;
+  }
+
+  ColumnKernels::Next next_row(Columns& c) const {
+    constexpr int64_t distance = 2048;  // where rows are long, memory is read in order
+    const int64_t r = c.seen++;
+    const float* x = x_row(c.tile, r);
+    const float* ahead = c.tile.columns >= 2 * distance ? x + distance : x_row(c.tile, r + 1);
+    return {x, ahead, c.amax.data()};
+  }
+
+  void see_the_rest(Columns& c) const {
+    while (c.seen < c.tile.row_count) columns_.look(next_row(c), size_t(c.tile.columns));
+  }
+
+  // A tile is rounded while the next one is read.
+  void run_columns(const Tiling& t) {
+    auto spaces = workspaces(t);
+    std::vector<Columns> pairs(2 * spaces.size(), Columns(t));
+    parallel(t.count, [&](int task, int64_t first, int64_t last) {
+      if (first == last) return;
+      Workspace& w = *spaces[size_t(task)];
+      Columns *now = &pairs[size_t(2 * task)], *next = now + 1;
+      begin(*now, t, first);
+      see_the_rest(*now);
+      for (int64_t i = first; i < last; ++i) {
+        const bool has_next = i + 1 < last;
+        if (has_next) begin(*next, t, i + 1);
+        round_columns(*now, has_next ? next : nullptr, w);
+        if (has_next) see_the_rest(*next);
+        std::swap(now, next);
+      }
+    });
+  }
+
+  void round_columns(Columns& now, Columns* next, Workspace& w) {
+    const Tile& tile = now.tile;
+    const auto n = size_t(tile.columns);
+    const BlockParams p = w.params.params();  // room that column kernels do not need otherwise
+    if (!columns_.grids(job_.numbers, now.amax.data(), n, p.factor, p.scale)) {
+      w.params.overflows = false;
+      w.params.lifted = false;
+      choose_for(tile, w);
+      encode(tile, w);
+      return;
+    }
+    const bool together = next != nullptr && next->tile.columns == tile.columns;
+    for (int64_t r = 0; r < tile.row_count; ++r) {
+      unsigned char* to = output(g_.row(tile.rows, tile.first_row + r), tile.column);
+      const bool looks = together && next->seen < next->tile.row_count;
+      const ColumnKernels::Next other = looks ? next_row(*next) : ColumnKernels::Next{};
+      columns_.row(x_row(tile, r), n, p.factor, p.scale, reinterpret_cast<float*>(to), stream_,
+                   looks ? &other : nullptr);
+    }
+  }
+
+  void find_row_kernels() {
+    if (what_ == What::kFake && g_.inner().y == 1) {
+      row_fake_ = kernels_.row_fake(job_.numbers, job_.x_type);
+    }
+    if (what_ == What::kCode) row_code_ = kernels_.row_code(job_.numbers, job_.x_type);
+  }
+
+  // Whole blocks of a tile of one row, as far as row kernels take them; how many columns.
+  int64_t encode_rows(const Tile& tile, Workspace& w) {
+    const int64_t done = tile.columns / kRowBlock * kRowBlock;
+    const Offset row = g_.row(tile.rows, tile.first_row);
+    const int bits = job_.numbers.element_format().stored_bits();
+    const auto* x = static_cast<const unsigned char*>(job_.x);
+    for (int64_t c = tile.column; c < tile.column + done; c += int64_t(kPiece)) {
+      const auto n = size_t(std::min<int64_t>(kPiece, tile.column + done - c));
+      const auto* from = x + (row.x + c) * kElementSize[int(job_.x_type)];
+      if (row_fake_ != nullptr) {
+        unsigned char* to = output(row, c);
+        row_fake_(from, n / kRowBlock, job_.numbers, to, stream_);
+      } else {
+        unsigned char* to = static_cast<unsigned char*>(job_.y) + code_bytes(row.y + c * bits);
+        auto* scales = static_cast<uint8_t*>(maker_.stored.scales) + tile.at +
+                       (c / kRowBlock - tile.first_block);
+        row_code_(from, n / kRowBlock, job_.numbers, bits == 8 ? to : w.codes, scales);
+        if (bits < 8) kernels_.pack(w.codes, n, bits, to);
+      }
+    }
+    return done;
+  }
+
+  void encode(Tile tile, Workspace& w) {
+    if (row_fake_ != nullptr || row_code_ != nullptr) {
+      const int64_t done = encode_rows(tile, w);
+      tile.column += done;
+      tile.columns -= done;
+    }
     for_pieces(tile, w, [&](Piece& piece, size_t block, const Offset& row, int64_t column) {
       if (what_ == What::kFake) put_values(piece, row, column, w);
       if (what_ == What::kCode) put_codes(piece, row, column, tile.at + int64_t(block), w);
@@ -358,6 +475,9 @@ class Engine {
   CodeKernel code_ = nullptr;
   FusedFakeKernel fused_fake_ = nullptr;
   FusedCodeKernel fused_code_ = nullptr;
+  RowFakeKernel row_fake_ = nullptr;
+  RowCodeKernel row_code_ = nullptr;
+  ColumnKernels columns_{};
   DecodeKernel decode_ = nullptr;
   PackedKernel packed_ = nullptr;
   uint32_t counted_ = kMagnitude;  // larger magnitudes do not count for the scale

@@ -7,7 +7,7 @@ namespace bs {
 
 Geometry Geometry::make(std::span<const int64_t> shape, std::span<const int64_t> block,
                         std::span<const int64_t> x_strides, std::span<const int64_t> y_strides,
-                        int64_t y_unit, int64_t row_bits) {
+                        int64_t y_unit, int64_t row_bits, bool packed) {
   Geometry g;
   const int rank = int(shape.size());
   int64_t dense = 1;
@@ -26,7 +26,7 @@ Geometry Geometry::make(std::span<const int64_t> shape, std::span<const int64_t>
   }
   g.size_ = dense;
   g.rank_ = rank;
-  g.merge();
+  g.merge(packed);
   return g;
 }
 
@@ -38,13 +38,13 @@ void Geometry::sort_by_output() {
   merge();
 }
 
-void Geometry::merge() {
+void Geometry::merge(bool keep_last) {
   // Innermost first; `merged` holds the result from the right.
   std::array<Dim, kMaxRank> merged;
   int count = 0;
   for (int i = rank_ - 1; i >= 0; --i) {
     const Dim outer = dims_[size_t(i)];
-    if (outer.size == 1) continue;
+    if (outer.size == 1 && !(keep_last && i == rank_ - 1)) continue;
     if (count > 0) {
       Dim& inner = merged[size_t(count - 1)];
       const bool adjoin = outer.x == inner.size * inner.x && outer.y == inner.size * inner.y &&

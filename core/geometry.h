@@ -32,10 +32,11 @@ class Geometry {
  public:
   // shape and block (0: whole) as in Layout; strides may be empty for contiguous.
   // `y_unit`: stride of the last dimension of a contiguous output; `row_bits`: of its row, 0 if
-  // dense.
+  // dense. `packed`: on one side are codes, whose rows begin on a byte: the last dimension stays
+  // the inner one even if its size is 1.
   static Geometry make(std::span<const int64_t> shape, std::span<const int64_t> block,
                        std::span<const int64_t> x_strides, std::span<const int64_t> y_strides,
-                       int64_t y_unit, int64_t row_bits);
+                       int64_t y_unit, int64_t row_bits, bool packed = false);
 
   // Walk in the order in which the output lies in memory. Changes the order of blocks.
   void sort_by_output();
@@ -58,7 +59,7 @@ class Geometry {
   Offset row(const Rows& rows, int64_t i) const;
 
  private:
-  void merge();
+  void merge(bool keep_last = false);
   void finish();
 
   int rank_ = 0;  // outer dimensions

@@ -34,6 +34,15 @@ namespace {
 #include "kernel_fused.h"
 #include "kernel_lut.h"
 
+bool can_fuse(const Numbers& numbers) {
+  return numbers.family == Family::kMx && numbers.rule != Rule::kMse &&
+         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates;
+}
+
+// These ask can_fuse.
+#include "kernel_grid.h"
+#include "kernel_rows.h"
+
 // The kernel of a rounding: `choose` is called with a value of its type.
 template <class Choose>
 auto by_rounding(const Numbers& numbers, Choose choose) {
@@ -82,11 +91,6 @@ CodeKernel code_kernel(const Numbers& numbers) {
   });
 }
 
-bool can_fuse(const Numbers& numbers) {
-  return numbers.family == Family::kMx && numbers.rule != Rule::kMse &&
-         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates;
-}
-
 FusedFakeKernel fused_fake_kernel(const Numbers& numbers) {
   if (!can_fuse(numbers)) return nullptr;
   return by_element(numbers, [&](auto e) {
@@ -101,6 +105,21 @@ FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
     return by_rounding(
         numbers, [&](auto r) -> FusedCodeKernel { return fused_code<decltype(e), decltype(r)>; });
   });
+}
+
+RowFakeKernel row_fake_kernel(const Numbers& numbers, TensorType type) {
+  if (!has_grid(numbers)) return nullptr;
+  return by_element(numbers, [&](auto e) { return row_fake_of<decltype(e)>(type); });
+}
+
+RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type) {
+  if (!has_grid(numbers)) return nullptr;
+  return by_element(numbers, [&](auto e) { return row_code_of<decltype(e)>(type); });
+}
+
+ColumnKernels column_kernels(const Numbers& numbers) {
+  if (!has_grid(numbers)) return {};
+  return by_element(numbers, [&](auto e) { return column_kernels_of<decltype(e)>(); });
 }
 
 #define BS_STRING_(x) #x
@@ -118,6 +137,9 @@ constexpr Kernels kTable = {
     code_kernel,
     fused_fake_kernel,
     fused_code_kernel,
+    row_fake_kernel,
+    row_code_kernel,
+    column_kernels,
     decode_kernel,
     packed_kernel,
     pack,

@@ -232,7 +232,8 @@ Plan::Plan(const Numbers& numbers, std::vector<int64_t> shape, std::vector<int64
   code_bytes_ = size_t(rows * (row_bits / 8));
   row_bits_ = row_bits;
   dense_ = Geometry::make(shape_, block_, {}, {}, 1, 0);
-  coded_ = Geometry::make(shape_, block_, {}, {}, element.stored_bits(), row_bits_);
+  coded_ =
+      Geometry::make(shape_, block_, {}, {}, element.stored_bits(), row_bits_, element.packed());
 }
 
 size_t Plan::scale_bytes() const { return size_t(scale_count_) * scale_size(numbers_); }
@@ -304,8 +305,9 @@ float Plan::quantize(const Tensor& x, const Memory& codes, const Parameters& par
   if (overlap(x.memory, codes)) refuse("codes", "overlap x", "memory of their own");
   Job job = this->job(params, true);
   const int bits = numbers_.element_format().stored_bits();
-  job.geometry =
-      x.strides.empty() ? coded_ : Geometry::make(shape_, block_, x.strides, {}, bits, row_bits_);
+  job.geometry = x.strides.empty()
+                     ? coded_
+                     : Geometry::make(shape_, block_, x.strides, {}, bits, row_bits_, bits < 8);
   job.x = x.memory.data;
   job.x_type = TensorType(x.type);
   job.y = codes.data;
@@ -339,7 +341,7 @@ void Plan::dequantize(const Memory& codes, const Tensor& y, const Parameters& pa
     code_strides[i] = stride;
     stride = i + 1 == shape_.size() ? row_bits_ : stride * shape_[i];
   }
-  job.geometry = Geometry::make(shape_, block_, code_strides, y.strides, 1, 0);
+  job.geometry = Geometry::make(shape_, block_, code_strides, y.strides, 1, 0, bits < 8);
   job.x = codes.data;
   job.y = y.memory.data;
   job.y_type = TensorType(y.type);

@@ -40,6 +40,11 @@ Tiling whole_blocks(const Geometry& g) {
   return tiling(g, up_to_multiple(std::max<int64_t>(8192 / rows, 1), unit), kWhole);
 }
 
+Tiling wide_blocks(const Geometry& g) {
+  const int64_t rows = std::max<int64_t>(g.rows(), 1);
+  return tiling(g, std::clamp<int64_t>(262144 / rows / 64 * 64, 64, 16384), kWhole);
+}
+
 Tiling free_tiles(const Geometry& g) {
   const int64_t columns = g.inner().extent == 1 ? int64_t(kPiece) : 4 * int64_t(kPiece);
   return tiling(g, columns, std::max<int64_t>(1, 16384 / std::min(columns, g.inner().size + 1)));

@@ -48,7 +48,8 @@ class Watched:
         `each` passes the batches on: a progress bar.
         """
         for number, (args, kwargs) in enumerate(each(_calls(source, self.module)), 1):
-            with torch.no_grad(), evaluating(self.module):  # not over the yield: runs of two models take turns
+            # Not over the yield: runs of two models take turns.
+            with torch.no_grad(), evaluating(self.module):
                 returned = _run(self.module, args, kwargs, f"calibration batch {number}")
             yield returned
 

@@ -1,0 +1,430 @@
+// Rows of MX blocks of 32 from memory to memory, 16 blocks at a time: their maxima are found side
+// by side, so that what a block costs beside its elements is shared by 16. AVX-512. Included once
+// per instruction set, inside its namespace.
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+
+inline constexpr size_t kGroup = 16;  // blocks
+inline constexpr size_t kBlock = 32;  // elements
+
+static BS_INLINE __m512i all_of(int32_t value) { return _mm512_set1_epi32(value); }
+
+// A block of each type of tensor: 32 elements as two vectors of floats, in any order, and back.
+// `greatest`: numbers that order as the magnitudes do, whose maximum `magnitude` makes float32 of.
+template <TensorType T>
+struct Elements;
+
+template <>
+struct Elements<TensorType::kF32> {
+  using Type = float;
+  static BS_INLINE __m512i greatest(const float* x) {
+    const __m512i m = all_of(int32_t(kMagnitude));
+    return _mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(x), m),
+                            _mm512_and_si512(_mm512_loadu_si512(x + 16), m));
+  }
+  static BS_INLINE __m512i magnitude(__m512i m) { return m; }
+  static BS_INLINE void load(const float* x, __m512& a, __m512& b) {
+    a = _mm512_loadu_ps(x);
+    b = _mm512_loadu_ps(x + 16);
+  }
+  static BS_INLINE void store(float* y, __m512 a, __m512 b) {
+    _mm512_storeu_ps(y, a);
+    _mm512_storeu_ps(y + 16, b);
+  }
+  static BS_INLINE void stream(float* y, __m512 a, __m512 b) {
+    _mm512_stream_ps(y, a);
+    _mm512_stream_ps(y + 16, b);
+  }
+  static void widen(const float* x, float* to) { load_f32(x, 1, to, kBlock); }
+  static void narrow(const float* from, float* y) { store_f32(from, y, 1, kBlock); }
+};
+
+// Magnitudes of 16 bits: the upper half decides, the lower one is cut off at the end.
+static BS_INLINE __m512i greatest_of_halves(const uint16_t* x) {
+  const __m512i m = _mm512_and_si512(_mm512_loadu_si512(x), all_of(0x7fff7fff));
+  return _mm512_max_epi32(m, _mm512_slli_epi32(m, 16));
+}
+
+template <>
+struct Elements<TensorType::kBf16> {
+  using Type = uint16_t;
+  static BS_INLINE __m512i greatest(const uint16_t* x) { return greatest_of_halves(x); }
+  static BS_INLINE __m512i magnitude(__m512i m) {
+    return _mm512_and_si512(m, all_of(int32_t(0xffff0000)));
+  }
+  // Even elements, odd elements.
+  static BS_INLINE void load(const uint16_t* x, __m512& a, __m512& b) {
+    const __m512i both = _mm512_loadu_si512(x);
+    a = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    b = _mm512_castsi512_ps(_mm512_and_si512(both, all_of(int32_t(0xffff0000))));
+  }
+  // Results have few bits: nothing is cut off.
+  static BS_INLINE void store(uint16_t* y, __m512 a, __m512 b) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+    _mm512_storeu_si512(y, _mm512_or_si512(low, _mm512_castps_si512(b)));
+  }
+  static void widen(const uint16_t* x, float* to) { load_bf16(x, 1, to, kBlock); }
+  static void narrow(const float* from, uint16_t* y) { store_bf16(from, y, 1, kBlock); }
+};
+
+template <>
+struct Elements<TensorType::kF16> {
+  using Type = uint16_t;
+  static BS_INLINE __m512i greatest(const uint16_t* x) { return greatest_of_halves(x); }
+  static BS_INLINE __m512i magnitude(__m512i m) {
+    const __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32(m, 16));
+    return _mm512_castps_si512(_mm512_cvtph_ps(halves));
+  }
+  static BS_INLINE void load(const uint16_t* x, __m512& a, __m512& b) {
+    a = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    b = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 16)));
+  }
+  static BS_INLINE void store(uint16_t* y, __m512 a, __m512 b) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    auto* to = reinterpret_cast<__m256i*>(y);
+    _mm256_storeu_si256(to, _mm512_cvtps_ph(a, nearest));
+    _mm256_storeu_si256(to + 1, _mm512_cvtps_ph(b, nearest));
+  }
+  static void widen(const uint16_t* x, float* to) { load_f16(x, 1, to, kBlock); }
+  static void narrow(const float* from, uint16_t* y) { store_f16(from, y, 1, kBlock); }
+};
+
+// Lane i of the result: the greatest of vector i.
+static BS_INLINE __m512i greatest_of_each(const __m512i v[kGroup]) {
+  __m512i pairs[8], quads[4], halves[2];
+  for (int i = 0; i < 8; ++i) {
+    pairs[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+                                _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+  }
+  for (int i = 0; i < 4; ++i) {
+    quads[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                                _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  }
+  for (int i = 0; i < 2; ++i) {
+    halves[i] = _mm512_max_epi32(_mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0x88),
+                                 _mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0xdd));
+  }
+  return _mm512_max_epi32(_mm512_shuffle_i32x4(halves[0], halves[1], 0x88),
+                          _mm512_shuffle_i32x4(halves[0], halves[1], 0xdd));
+}
+
+// A group is read at once; memory shall work meanwhile too.
+template <class T>
+static BS_INLINE void ahead(const T* x) {
+  constexpr size_t distance = 8192;  // bytes
+  const auto* at = reinterpret_cast<const char*>(x) + distance;
+  for (size_t i = 0; i < kBlock * sizeof(T); i += 64) _mm_prefetch(at + i, _MM_HINT_T0);
+}
+
+// The grids of 16 blocks, a lane each: bits of floats, as in GridRule.
+struct Grids {
+  __m512i limit, least;
+  __m512i exponent;  // of the scale
+  bool ordinary;     // the general kernels are not needed
+
+  BS_INLINE Grids(__m512i amax, const GridRule& rule) {
+    const __m512i field = _mm512_srai_epi32(_mm512_add_epi32(amax, all_of(rule.increment)), 23);
+    exponent = _mm512_sub_epi32(field, all_of(127 + rule.emax));
+    const __m512i near =
+        _mm512_max_epi32(exponent, all_of(rule.lowest));  // all of a block of zeros
+    const __mmask16 low =
+        _mm512_cmplt_epi32_mask(exponent, near) | _mm512_cmplt_epi32_mask(amax, all_of(0x00800000));
+    const __mmask16 high = _mm512_cmpgt_epi32_mask(exponent, all_of(rule.highest));
+    const __mmask16 special = _mm512_cmpge_epi32_mask(amax, all_of(int32_t(kInfBits)));
+    ordinary = ((low & _mm512_test_epi32_mask(amax, amax)) | high | special) == 0;
+    const __m512i moved = _mm512_slli_epi32(near, 23);
+    limit = _mm512_add_epi32(moved, all_of(rule.limit));
+    least = _mm512_add_epi32(moved, all_of(rule.least));
+  }
+  BS_INLINE __m128i codes() const {
+    const __m512i code = _mm512_add_epi32(exponent, all_of(127));
+    return _mm512_cvtepi32_epi8(_mm512_max_epi32(code, _mm512_setzero_si512()));
+  }
+};
+
+// Those of a group of blocks in memory, to be taken one by one.
+struct GroupGrids {
+  alignas(64) float limit[kGroup];
+  alignas(64) float least[kGroup];
+  __m128i scales;
+  bool ordinary;
+};
+
+template <TensorType T>
+static BS_INLINE void find_grids(const __m512i v[kGroup], const GridRule& rule, GroupGrids& g) {
+  const Grids grids(Elements<T>::magnitude(greatest_of_each(v)), rule);
+  _mm512_store_si512(g.limit, grids.limit);
+  _mm512_store_si512(g.least, grids.least);
+  g.scales = grids.codes();
+  g.ordinary = grids.ordinary;
+}
+
+// Elements on the grid of their block, and where asked for their codes, in the low byte of each
+// lane.
+template <class E, bool kCodes>
+struct OnGrid;
+
+template <int ID, bool kCodes>
+struct OnGrid<FloatElement<ID>, kCodes> {
+  static constexpr Format kFormat = kFormats[ID];
+  static constexpr int kShift = 23 - kFormat.mantissa_bits;
+  __m512 limit;
+  __m512i least, origin;
+
+  BS_INLINE OnGrid(float largest, float smallest)
+      : OnGrid(_mm512_set1_ps(largest), _mm512_set1_ps(smallest)) {}
+  BS_INLINE OnGrid(__m512 largest, __m512 smallest)
+      : limit(largest), least(_mm512_castps_si512(smallest)) {
+    if constexpr (kCodes) origin = _mm512_srli_epi32(least, kShift);
+  }
+  BS_INLINE __m512i operator()(__m512 x) const {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512 magnitude = _mm512_range_ps(x, limit, 0x0a);  // the smaller, without a sign
+    const __m512i field =
+        _mm512_and_si512(_mm512_castps_si512(magnitude), all_of(int32_t(kInfBits)));
+    const __m512i binade = _mm512_max_epi32(field, least);
+    const __m512 anchor = _mm512_castsi512_ps(_mm512_add_epi32(binade, all_of(kShift << 23)));
+    const __m512 sum = _mm512_add_ps(magnitude, anchor);
+    constexpr int or_and = 0xf8;  // a | (b & c)
+    if constexpr (!kCodes) {
+      const __m512i r = _mm512_castps_si512(_mm512_sub_ps(sum, anchor));
+      return _mm512_ternarylogic_epi32(r, bits, all_of(int32_t(kSign)), or_and);
+    }
+    // The last bits of the anchor are 0: those of the sum count steps of the binade.
+    const __m512i steps = _mm512_sub_epi32(_mm512_castps_si512(sum), origin);
+    const __m512i code = _mm512_add_epi32(steps, _mm512_srli_epi32(binade, kShift));
+    const __m512i sign = _mm512_srli_epi32(bits, 32 - kFormat.bits);
+    return _mm512_ternarylogic_epi32(code, sign, all_of(1 << (kFormat.bits - 1)), or_and);
+  }
+};
+
+template <int F, bool kCodes>
+struct OnGrid<FixedElement<F>, kCodes> {
+  __m512 limit, bottom, anchor;
+
+  BS_INLINE OnGrid(float largest, float of_anchor)
+      : OnGrid(_mm512_set1_ps(largest), _mm512_set1_ps(of_anchor)) {}
+  BS_INLINE OnGrid(__m512 largest, __m512 of_anchor)
+      : limit(largest), bottom(_mm512_sub_ps(_mm512_setzero_ps(), largest)), anchor(of_anchor) {}
+  BS_INLINE __m512i operator()(__m512 x) const {
+    const __m512 v = _mm512_max_ps(_mm512_min_ps(x, limit), bottom);
+    const __m512 sum = _mm512_add_ps(v, anchor);
+    return _mm512_castps_si512(kCodes ? sum : _mm512_sub_ps(sum, anchor));
+  }
+};
+
+template <class E, TensorType T>
+static BS_COLD void fake_one_by_one(const typename Elements<T>::Type* x, size_t blocks,
+                                    const Numbers& numbers, typename Elements<T>::Type* y) {
+  const Ties ties = ties_of(numbers);
+  const MxRule rule = mx_rule_of(numbers);
+  float wide[kBlock], out[kBlock];
+  for (size_t b = 0; b < blocks; ++b) {
+    Elements<T>::widen(x + b * kBlock, wide);
+    fused_fake_block<E, HalfEven>(wide, kBlock, rule, ties, nullptr, out);
+    Elements<T>::narrow(out, y + b * kBlock);
+  }
+}
+
+template <class E, TensorType T>
+static BS_COLD void code_one_by_one(const typename Elements<T>::Type* x, size_t blocks,
+                                    const Numbers& numbers, uint8_t* codes, uint8_t* scales) {
+  const Ties ties = ties_of(numbers);
+  const MxRule rule = mx_rule_of(numbers);
+  float wide[kBlock];
+  for (size_t b = 0; b < blocks; ++b) {
+    Elements<T>::widen(x + b * kBlock, wide);
+    fused_code_block<E, HalfEven>(wide, kBlock, rule, ties, nullptr, codes + b * kBlock,
+                                  scales + b);
+  }
+}
+
+template <TensorType T>
+static BS_INLINE bool streams(const void* y, bool past_caches) {
+  return T == TensorType::kF32 && past_caches && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+}
+
+// y may be x.
+template <class E, TensorType T>
+static void row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to,
+                     bool past_caches) {
+  using Type = typename Elements<T>::Type;
+  const GridRule rule = grid_rule_of<E>(numbers, T);
+  const auto* x = static_cast<const Type*>(from);
+  auto* y = static_cast<Type*>(to);
+  past_caches = streams<T>(y, past_caches);
+  GroupGrids g;
+  __m512i v[kGroup];
+  if (blocks >= kGroup) {
+    for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
+  }
+  for (; blocks >= kGroup; blocks -= kGroup, x += kGroup * kBlock, y += kGroup * kBlock) {
+    find_grids<T>(v, rule, g);
+    // The last group looks at itself once more.
+    const Type* next = blocks >= 2 * kGroup ? x + kGroup * kBlock : x;
+    if (!g.ordinary) {
+      for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(next + b * kBlock);
+      fake_one_by_one<E, T>(x, kGroup, numbers, y);
+      continue;
+    }
+    for (size_t b = 0; b < kGroup; ++b) {
+      const OnGrid<E, false> grid(g.limit[b], g.least[b]);
+      __m512 low, high;
+      Elements<T>::load(x + b * kBlock, low, high);
+      v[b] = Elements<T>::greatest(next + b * kBlock);
+      ahead(x + b * kBlock);
+      const __m512 a = _mm512_castsi512_ps(grid(low)), z = _mm512_castsi512_ps(grid(high));
+      if constexpr (T == TensorType::kF32) {
+        if (past_caches) {
+          Elements<T>::stream(y + b * kBlock, a, z);
+          continue;
+        }
+      }
+      Elements<T>::store(y + b * kBlock, a, z);
+    }
+  }
+  if (blocks > 0) fake_one_by_one<E, T>(x, blocks, numbers, y);
+}
+
+// 32 codes, of vectors in the order in which Elements gives them.
+template <TensorType T>
+static BS_INLINE void store_codes(__m512i low, __m512i high, uint8_t* codes) {
+  auto* to = reinterpret_cast<__m128i*>(codes);
+  if constexpr (T == TensorType::kBf16) {
+    const __m512i pairs =
+        _mm512_or_si512(_mm512_and_si512(low, all_of(0xff)), _mm512_slli_epi32(high, 8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(pairs));
+  } else {
+    _mm_storeu_si128(to, _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128(to + 1, _mm512_cvtepi32_epi8(high));
+  }
+}
+
+template <class E, TensorType T>
+static void row_code(const void* from, size_t blocks, const Numbers& numbers,
+                     uint8_t* BS_RESTRICT codes, uint8_t* BS_RESTRICT scales) {
+  const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);  // codes fit any range
+  const auto* x = static_cast<const typename Elements<T>::Type*>(from);
+  GroupGrids g;
+  __m512i v[kGroup];
+  for (; blocks >= kGroup; blocks -= kGroup, x += kGroup * kBlock) {
+    for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
+    find_grids<T>(v, rule, g);
+    if (g.ordinary) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(scales), g.scales);
+      for (size_t b = 0; b < kGroup; ++b) {
+        const OnGrid<E, true> grid(g.limit[b], g.least[b]);
+        __m512 low, high;
+        Elements<T>::load(x + b * kBlock, low, high);
+        ahead(x + b * kBlock);
+        store_codes<T>(grid(low), grid(high), codes + b * kBlock);
+      }
+    } else {
+      code_one_by_one<E, T>(x, kGroup, numbers, codes, scales);
+    }
+    codes += kGroup * kBlock;
+    scales += kGroup;
+  }
+  if (blocks > 0) code_one_by_one<E, T>(x, blocks, numbers, codes, scales);
+}
+
+// Blocks across rows. Arrays have room for a multiple of 16.
+static BS_INLINE __mmask16 lanes_of(size_t left) {
+  return left >= 16 ? __mmask16(0xffff) : __mmask16((1u << left) - 1);
+}
+
+static BS_INLINE void look_at(const ColumnKernels::Next& next, size_t i, __mmask16 m) {
+  const __m512i bits = _mm512_maskz_loadu_epi32(m, next.x + i);
+  const __m512i magnitude = _mm512_and_si512(bits, all_of(int32_t(kMagnitude)));
+  const __m512i amax = _mm512_max_epi32(magnitude, _mm512_loadu_si512(next.amax + i));
+  _mm512_storeu_si512(next.amax + i, amax);
+  _mm_prefetch(reinterpret_cast<const char*>(next.ahead + i), _MM_HINT_T0);
+}
+
+static void column_look(const ColumnKernels::Next& next, size_t n) {
+  for (size_t i = 0; i < n; i += 16) look_at(next, i, lanes_of(n - i));
+}
+
+template <class E>
+static bool column_grids(const Numbers& numbers, const uint32_t* amax, size_t n, float* limit,
+                         float* least) {
+  const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);
+  bool ordinary = true;
+  for (size_t i = 0; i < n; i += 16) {
+    const Grids grids(_mm512_maskz_loadu_epi32(lanes_of(n - i), amax + i), rule);
+    _mm512_storeu_si512(limit + i, grids.limit);
+    _mm512_storeu_si512(least + i, grids.least);
+    ordinary &= grids.ordinary;
+  }
+  return ordinary;
+}
+
+template <class E, bool kStream, bool kNext>
+static void column_row_of(const float* x, size_t n, const float* limit, const float* least,
+                          float* y, ColumnKernels::Next next) {
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
+    const __m512i value = grid(_mm512_loadu_ps(x + i));
+    if constexpr (kNext) look_at(next, i, 0xffff);
+    if constexpr (kStream) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(y + i), value);
+    } else {
+      _mm512_storeu_si512(y + i, value);
+    }
+  }
+  if (i == n) return;
+  const __mmask16 m = lanes_of(n - i);
+  const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
+  _mm512_mask_storeu_epi32(y + i, m, grid(_mm512_maskz_loadu_ps(m, x + i)));
+  if constexpr (kNext) look_at(next, i, m);
+}
+
+template <class E>
+static void column_row(const float* x, size_t n, const float* limit, const float* least, float* y,
+                       bool past_caches, const ColumnKernels::Next* next) {
+  const bool stream = streams<TensorType::kF32>(y, past_caches);
+  if (next != nullptr) {
+    const auto run = stream ? column_row_of<E, true, true> : column_row_of<E, false, true>;
+    run(x, n, limit, least, y, *next);
+  } else {
+    const auto run = stream ? column_row_of<E, true, false> : column_row_of<E, false, false>;
+    run(x, n, limit, least, y, {});
+  }
+}
+
+template <class E>
+static ColumnKernels column_kernels_of() {
+  return {column_look, column_grids<E>, column_row<E>};
+}
+
+template <class E>
+static RowFakeKernel row_fake_of(TensorType type) {
+  if (type == TensorType::kBf16) return row_fake<E, TensorType::kBf16>;
+  if (type == TensorType::kF16) return row_fake<E, TensorType::kF16>;
+  return row_fake<E, TensorType::kF32>;
+}
+
+template <class E>
+static RowCodeKernel row_code_of(TensorType type) {
+  if (type == TensorType::kBf16) return row_code<E, TensorType::kBf16>;
+  if (type == TensorType::kF16) return row_code<E, TensorType::kF16>;
+  return row_code<E, TensorType::kF32>;
+}
+
+#else
+
+template <class E>
+static ColumnKernels column_kernels_of() {
+  return {};
+}
+template <class E>
+static RowFakeKernel row_fake_of(TensorType) {
+  return nullptr;
+}
+template <class E>
+static RowCodeKernel row_code_of(TensorType) {
+  return nullptr;
+}
+
+#endif
