@@ -50,9 +50,9 @@ class Log:
         lines = []
         for entry in self.entries:
             site = f"  [{entry.site}]" if entry.site else ""
-            lines.append(f"{entry.stage:12} {entry.node}: {entry.did or 'left alone: ' + entry.left}{site}")
+            lines.append(f"{entry.stage:13} {entry.node}: {entry.did or 'left alone: ' + entry.left}{site}")
         changed = sorted(kind for kind in self.before | self.after if self.before[kind] != self.after[kind])
-        lines += [f"{kind:24} {self.before[kind]:6} → {self.after[kind]}" for kind in changed]
+        lines += [f"{kind:28} {self.before[kind]:6} → {self.after[kind]}" for kind in changed]
         return "\n".join(lines)
 
 
