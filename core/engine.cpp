@@ -36,6 +36,9 @@ class Engine {
     if (job.numbers.nonfinite == Nonfinite::kNanZero) counted_ = kInfBits;
     if (what == What::kFake) fake_ = kernels_.fake(job_.numbers);
     if (what == What::kCode) code_ = kernels_.code(job_.numbers);
+    const size_t out_bytes = size_t(g_.size()) * sizeof(float);
+    stream_ = (what == What::kFake || what == What::kDecode) && job_.y_type == TensorType::kF32 &&
+              g_.inner().y == 1 && out_bytes > last_level_cache();
     // Pieces begin at blocks where blocks divide them; then scale and code can be had in one go.
     const int64_t extent = g_.inner().extent;
     if (job.scales == Scales::kChosen && extent > 1 && g_.rows() == 1 && kPiece % extent == 0) {
@@ -51,9 +54,6 @@ class Engine {
       decode_ = kernels_.decode(job_.numbers);
       if (extent > 1 && extent % 8 == 0) packed_ = kernels_.decode_packed(job_.numbers);
     }
-    const size_t out_bytes = size_t(g_.size()) * sizeof(float);
-    stream_ = (what == What::kFake || what == What::kDecode) && job_.y_type == TensorType::kF32 &&
-              g_.inner().y == 1 && out_bytes > last_level_cache();
   }
 
   float run() {
@@ -75,7 +75,7 @@ class Engine {
     if (g_.size() == 0 || (few && can)) {  // blocks of no elements have scales all the same
       run_in_two_phases();
     } else if (columns_.row != nullptr) {
-      run_columns(wide_blocks(g_));
+      run_columns(column_blocks(g_));
     } else {
       run_tiles(whole, true);
     }
@@ -224,11 +224,8 @@ class Engine {
   }
 
   ColumnKernels::Next next_row(Columns& c) const {
-    constexpr int64_t distance = 2048;  // where rows are long, memory is read in order
     const int64_t r = c.seen++;
-    const float* x = x_row(c.tile, r);
-    const float* ahead = c.tile.columns >= 2 * distance ? x + distance : x_row(c.tile, r + 1);
-    return {x, ahead, c.amax.data()};
+    return {x_row(c.tile, r), x_row(c.tile, r + 1), c.amax.data()};
   }
 
   void see_the_rest(Columns& c) const {
@@ -268,16 +265,19 @@ class Engine {
     }
     const bool together = next != nullptr && next->tile.columns == tile.columns;
     for (int64_t r = 0; r < tile.row_count; ++r) {
-      unsigned char* to = output(g_.row(tile.rows, tile.first_row + r), tile.column);
+      auto* to =
+          reinterpret_cast<float*>(output(g_.row(tile.rows, tile.first_row + r), tile.column));
       const bool looks = together && next->seen < next->tile.row_count;
       const ColumnKernels::Next other = looks ? next_row(*next) : ColumnKernels::Next{};
-      columns_.row(x_row(tile, r), n, p.factor, p.scale, reinterpret_cast<float*>(to), stream_,
+      columns_.row(x_row(tile, r), n, p.factor, p.scale, stream_ ? w.y : to,
                    looks ? &other : nullptr);
+      if (stream_) kernels_.stream(w.y, to, n);
     }
   }
 
   void find_row_kernels() {
-    if (what_ == What::kFake && g_.inner().y == 1) {
+    // Past the caches the pace of memory decides, and single blocks in turn suit it better.
+    if (what_ == What::kFake && g_.inner().y == 1 && !stream_) {
       row_fake_ = kernels_.row_fake(job_.numbers, job_.x_type);
     }
     if (what_ == What::kCode) row_code_ = kernels_.row_code(job_.numbers, job_.x_type);
@@ -294,7 +294,7 @@ class Engine {
       const auto* from = x + (row.x + c) * kElementSize[int(job_.x_type)];
       if (row_fake_ != nullptr) {
         unsigned char* to = output(row, c);
-        row_fake_(from, n / kRowBlock, job_.numbers, to, stream_);
+        row_fake_(from, n / kRowBlock, job_.numbers, to);
       } else {
         unsigned char* to = static_cast<unsigned char*>(job_.y) + code_bytes(row.y + c * bits);
         auto* scales = static_cast<uint8_t*>(maker_.stored.scales) + tile.at +

@@ -31,10 +31,6 @@ struct Elements<TensorType::kF32> {
     _mm512_storeu_ps(y, a);
     _mm512_storeu_ps(y + 16, b);
   }
-  static BS_INLINE void stream(float* y, __m512 a, __m512 b) {
-    _mm512_stream_ps(y, a);
-    _mm512_stream_ps(y + 16, b);
-  }
   static void widen(const float* x, float* to) { load_f32(x, 1, to, kBlock); }
   static void narrow(const float* from, float* y) { store_f32(from, y, 1, kBlock); }
 };
@@ -239,20 +235,13 @@ static BS_COLD void code_one_by_one(const typename Elements<T>::Type* x, size_t 
   }
 }
 
-template <TensorType T>
-static BS_INLINE bool streams(const void* y, bool past_caches) {
-  return T == TensorType::kF32 && past_caches && reinterpret_cast<uintptr_t>(y) % 64 == 0;
-}
-
 // y may be x.
 template <class E, TensorType T>
-static void row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to,
-                     bool past_caches) {
+static void row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to) {
   using Type = typename Elements<T>::Type;
   const GridRule rule = grid_rule_of<E>(numbers, T);
   const auto* x = static_cast<const Type*>(from);
   auto* y = static_cast<Type*>(to);
-  past_caches = streams<T>(y, past_caches);
   GroupGrids g;
   __m512i v[kGroup];
   if (blocks >= kGroup) {
@@ -273,14 +262,8 @@ static void row_fake(const void* from, size_t blocks, const Numbers& numbers, vo
       Elements<T>::load(x + b * kBlock, low, high);
       v[b] = Elements<T>::greatest(next + b * kBlock);
       ahead(x + b * kBlock);
-      const __m512 a = _mm512_castsi512_ps(grid(low)), z = _mm512_castsi512_ps(grid(high));
-      if constexpr (T == TensorType::kF32) {
-        if (past_caches) {
-          Elements<T>::stream(y + b * kBlock, a, z);
-          continue;
-        }
-      }
-      Elements<T>::store(y + b * kBlock, a, z);
+      Elements<T>::store(y + b * kBlock, _mm512_castsi512_ps(grid(low)),
+                         _mm512_castsi512_ps(grid(high)));
     }
   }
   if (blocks > 0) fake_one_by_one<E, T>(x, blocks, numbers, y);
@@ -359,19 +342,14 @@ static bool column_grids(const Numbers& numbers, const uint32_t* amax, size_t n,
   return ordinary;
 }
 
-template <class E, bool kStream, bool kNext>
+template <class E, bool kNext>
 static void column_row_of(const float* x, size_t n, const float* limit, const float* least,
                           float* y, ColumnKernels::Next next) {
   size_t i = 0;
   for (; i + 16 <= n; i += 16) {
     const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
-    const __m512i value = grid(_mm512_loadu_ps(x + i));
+    _mm512_storeu_si512(y + i, grid(_mm512_loadu_ps(x + i)));
     if constexpr (kNext) look_at(next, i, 0xffff);
-    if constexpr (kStream) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(y + i), value);
-    } else {
-      _mm512_storeu_si512(y + i, value);
-    }
   }
   if (i == n) return;
   const __mmask16 m = lanes_of(n - i);
@@ -382,14 +360,11 @@ static void column_row_of(const float* x, size_t n, const float* limit, const fl
 
 template <class E>
 static void column_row(const float* x, size_t n, const float* limit, const float* least, float* y,
-                       bool past_caches, const ColumnKernels::Next* next) {
-  const bool stream = streams<TensorType::kF32>(y, past_caches);
+                       const ColumnKernels::Next* next) {
   if (next != nullptr) {
-    const auto run = stream ? column_row_of<E, true, true> : column_row_of<E, false, true>;
-    run(x, n, limit, least, y, *next);
+    column_row_of<E, true>(x, n, limit, least, y, *next);
   } else {
-    const auto run = stream ? column_row_of<E, true, false> : column_row_of<E, false, false>;
-    run(x, n, limit, least, y, {});
+    column_row_of<E, false>(x, n, limit, least, y, {});
   }
 }
 

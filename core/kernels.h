@@ -47,8 +47,7 @@ using FusedFakeKernel = void (*)(const Piece&, const Numbers&, float* out);
 using FusedCodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uint8_t* scales);
 // The same for rows of blocks of 32 elements as they lie in memory; y may be x. `codes`: a byte
 // each.
-using RowFakeKernel = void (*)(const void* x, size_t blocks, const Numbers&, void* y,
-                               bool past_caches);
+using RowFakeKernel = void (*)(const void* x, size_t blocks, const Numbers&, void* y);
 using RowCodeKernel = void (*)(const void* x, size_t blocks, const Numbers&, uint8_t* codes,
                                uint8_t* scales);
 // The same for blocks that run across rows, float32, n columns of one row at a time.
@@ -64,7 +63,7 @@ struct ColumnKernels {
   bool (*grids)(const Numbers&, const uint32_t* amax, size_t n, float* limit, float* least);
   // Rounds a row; and looks at another, if there is one: memory is read while results are made.
   void (*row)(const float* x, size_t n, const float* limit, const float* least, float* y,
-              bool past_caches, const Next* next);
+              const Next* next);
 };
 using DecodeKernel = void (*)(const Piece&, const Numbers&, const uint8_t* codes,
                               const uint16_t* wide, float* out);

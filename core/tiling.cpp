@@ -40,9 +40,9 @@ Tiling whole_blocks(const Geometry& g) {
   return tiling(g, up_to_multiple(std::max<int64_t>(8192 / rows, 1), unit), kWhole);
 }
 
-Tiling wide_blocks(const Geometry& g) {
+Tiling column_blocks(const Geometry& g) {
   const int64_t rows = std::max<int64_t>(g.rows(), 1);
-  return tiling(g, std::clamp<int64_t>(262144 / rows / 64 * 64, 64, 16384), kWhole);
+  return tiling(g, std::clamp<int64_t>(65536 / rows / 64 * 64, 64, int64_t(kPiece)), kWhole);
 }
 
 Tiling free_tiles(const Geometry& g) {

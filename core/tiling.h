@@ -22,9 +22,9 @@ struct Tiling {
 // Tiles of whole blocks: their extremes are found and used while the data is in the nearest cache.
 Tiling whole_blocks(const Geometry& g);
 
-// The same where blocks run across rows, in whole rows if they are not too long: memory is read in
-// order.
-Tiling wide_blocks(const Geometry& g);
+// The same where blocks run across rows: two tiles and the results of one fit in the second cache,
+// and memory is read in runs as long as that allows.
+Tiling column_blocks(const Geometry& g);
 
 // Tiles for known parameters: any rows, any columns.
 Tiling free_tiles(const Geometry& g);

@@ -49,13 +49,6 @@ def fake_quantizer(b: Builder, x: Any, layout: Layout, seed: int = 0) -> Any:
     return b.fake(x, str(numbers), layout.block, *given)
 
 
-def is_narrow(*layouts: Layout) -> bool:
-    """Rows of a single packed code: the core leaves bytes of such codes unwritten."""
-    return any(
-        one.numbers.element_format.packed and one.shape[-1:] == (1,) and one.size > 1 for one in layouts
-    )
-
-
 def after(layout: Layout, move: Move) -> list[Layout]:
     """Layouts of the results of `move`: those that `layout` becomes, else some that it might be thought to."""
     moved = through(layout, move)
