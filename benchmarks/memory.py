@@ -44,7 +44,7 @@ def fake(
         x = {"": x, "transposed": x.T, "reversed": x[::-1], "every other": x[:, ::2]}[view]
         layout = bind(refined(scheme_named(scheme), **changes), x.shape)
         params = native.choose_params(x, layout) if given else None
-        y = {"": None, "in place": x, "out=": np.zeros_like(x)}[out]
+        y = {"": None, "in place": x, "out=": np.ones_like(x)}[out]
         return lambda: native.fake_quantize(x, layout, params, out=y), y is None
 
     return make
@@ -65,7 +65,7 @@ def dequantize(scheme: str, kind: str = "f32", out: bool = False) -> Make:
         x = normal(rows)
         layout = bind(scheme_named(scheme), x.shape)
         codes, params = native.quantize(x, layout)
-        y = np.zeros(x.shape, TYPES[kind]) if out else None
+        y = np.ones(x.shape, TYPES[kind]) if out else None  # memory that is there
         return lambda: native.dequantize(codes, layout, params, kind, out=y), not out
 
     return make
@@ -83,7 +83,7 @@ def by_torch(way: str, scheme: str = "mxfp4", out: bool = False, view: str = "",
         x = torch.from_numpy(normal(rows))
         x = (x.t() if view else x).requires_grad_(grad)
         layout = bind(scheme_named(scheme), tuple(x.shape))
-        y = torch.zeros_like(x) if out else None
+        y = torch.ones_like(x) if out else None
         if way == "dequantize":
             codes, params = torch_ops.quantize(x, layout)
             return lambda: torch_ops.dequantize(codes, layout, params, out=y), not out

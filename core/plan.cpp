@@ -96,6 +96,16 @@ void check_address(const std::string& argument, const unsigned char* data, size_
   }
 }
 
+// Where element 0 lies: where steps go backward, not at the start of the memory.
+unsigned char* first_of(const Tensor& t, const std::vector<int64_t>& shape) {
+  int64_t back = 0;
+  if (t.memory.data == nullptr) return nullptr;
+  for (size_t i = 0; i < t.strides.size(); ++i) {
+    if (t.strides[i] < 0 && shape[i] > 0) back -= t.strides[i] * (shape[i] - 1);
+  }
+  return t.memory.data + back * kElementSize[t.type];
+}
+
 // The elements that shape and strides reach must lie inside the memory.
 void check_tensor(const std::string& argument, const Tensor& t, const std::vector<int64_t>& shape,
                   int64_t size) {
@@ -112,10 +122,11 @@ void check_tensor(const std::string& argument, const Tensor& t, const std::vecto
     for (size_t i = 0; i < shape.size(); ++i) {
       const int64_t stride = t.strides[i];
       const int64_t steps = std::max<int64_t>(shape[i], 1) - 1;
-      if (stride < 0 || stride > kLargest || (stride > 0 && steps > (kLargest - last) / stride)) {
-        refuse(argument + " stride", stride, "0 or more, and all together reaching below 2^59");
+      const int64_t length = stride >= -kLargest && stride < 0 ? -stride : stride;
+      if (length < 0 || length > kLargest || (length > 0 && steps > (kLargest - last) / length)) {
+        refuse(argument + " stride", stride, "one of those that together reach less than 2^59");
       }
-      last += stride * steps;
+      last += length * steps;
     }
   }
   if (size == 0) return;
@@ -289,9 +300,9 @@ void Plan::fake_quantize(const Tensor& x, const Tensor& y, const Parameters& par
   const bool ordered =
       params.given || numbers_.rounding == Rounding::kStochastic || numbers_.rule == Rule::kMse;
   if (!y.strides.empty() && !ordered) job.geometry.sort_by_output();
-  job.x = x.memory.data;
+  job.x = first_of(x, shape_);
   job.x_type = TensorType(x.type);
-  job.y = y.memory.data;
+  job.y = first_of(y, shape_);
   job.seed = seed;
   bs::fake_quantize(job, host);
 }
@@ -308,7 +319,7 @@ float Plan::quantize(const Tensor& x, const Memory& codes, const Parameters& par
   job.geometry = x.strides.empty()
                      ? coded_
                      : Geometry::make(shape_, block_, x.strides, {}, bits, row_bits_, bits < 8);
-  job.x = x.memory.data;
+  job.x = first_of(x, shape_);
   job.x_type = TensorType(x.type);
   job.y = codes.data;
   job.seed = seed;
@@ -321,7 +332,7 @@ float Plan::choose_params(const Tensor& x, const Parameters& params, const Host&
   if (!numbers_.has_codes) refuse("dialect", "one without codes", "it has no stored scales");
   Job job = this->job(params, true);
   job.geometry = x.strides.empty() ? dense_ : Geometry::make(shape_, block_, x.strides, {}, 1, 0);
-  job.x = x.memory.data;
+  job.x = first_of(x, shape_);
   job.x_type = TensorType(x.type);
   return bs::choose_params(job, host);
 }
@@ -343,7 +354,7 @@ void Plan::dequantize(const Memory& codes, const Tensor& y, const Parameters& pa
   }
   job.geometry = Geometry::make(shape_, block_, code_strides, y.strides, 1, 0, bits < 8);
   job.x = codes.data;
-  job.y = y.memory.data;
+  job.y = first_of(y, shape_);
   job.y_type = TensorType(y.type);
   bs::dequantize(job, host);
 }

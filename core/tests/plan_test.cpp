@@ -159,7 +159,10 @@ void test_memory() {
     refuses("x type", "type", fake(of(xm, {}, type), of(ym), none));
   refuses("out type", "another type", fake(of(xm), of(ym, {}, 1), none));
   refuses("x strides", "a stride too few", fake(of(xm, {6}), of(ym), none));
-  refuses("x stride", "a negative stride", fake(of(xm, {6, -1}), of(ym), none));
+  accepts("a step backward", fake(of(xm, {6, -1}), of(ym), none));
+  accepts("steps backward", fake(of(xm, {-6, -1}), of(ym), none));
+  refuses("x bytes", "steps too far back", fake(of(xm, {-7, 1}), of(ym), none));
+  refuses("x stride", "the least stride", fake(of(xm, {INT64_MIN, 1}), of(ym), none));
   refuses("x bytes", "strides too far", fake(of(xm, {7, 1}), of(ym), none));
   refuses("x stride", "strides that overflow", fake(of(xm, {kMost, kMost}), of(ym), none));
   refuses("x stride", "products that overflow",
@@ -257,7 +260,7 @@ void test_empty() {
   accepts("nothing", fake({}));
   accepts("nothing, strided", fake({5, 1}));
   refuses("x strides", "nothing, a stride too few", fake({5}));
-  refuses("x stride", "nothing, a negative stride", fake({5, -1}));
+  accepts("nothing, a step backward", fake({5, -1}));
   accepts("nothing, wide strides", fake({int64_t{1} << 56, int64_t{1} << 56}));
 }
 

@@ -177,3 +177,19 @@ def test_scalars(builder: Any) -> None:
     proof = proven(b.done(*q[:2], b.fake(w, "uint8", ())), [], stages=FOLD)
     assert not proof.nodes("quantize")
     assert np.shape(fx_graphs.run(proof.after, [])[0]) == () if builder is fx_graphs.Builder else True
+
+
+@both
+def test_scales_behind_a_view_are_constants(builder: Any) -> None:
+    """What exports as a view of a buffer: one scale a channel, given as a vector."""
+    b = builder()
+    x, w = b.input(4, 64), weight(b, 8, 64)
+    one, each = b.constant(torch.full((1,), 0.25)), b.constant(torch.linspace(0.1, 0.3, 8))
+    scheme = "int8,dynamic=false"
+    y = b.fake(
+        b.fake(x, scheme, None, b.move(one, Reshape((1, 1)))), scheme, None, b.move(one, Reshape((1, 1)))
+    )
+    z = b.fake(w, "int8-channel,dynamic=false", None, b.move(each, Reshape((8, 1))))
+    proof = proven(b.done(y, z), b.examples, stages=("canonicalize", "cse", "fold", "absorb"))
+    assert proof.kinds["quantize"] == 1 and proof.kinds["reshape"] == 0
+    assert proof.log.count("fold") == 1 and proof.log.count("absorb") == 1

@@ -6,9 +6,13 @@ A constant repeated as often as only the run says is one as well: its elements a
 from __future__ import annotations
 
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from blockscale.graph.overlay import Graph
-from blockscale.graph.view import Value
+from blockscale.graph.view import Const, Value
+from blockscale.numerics.moves import Cat, Split
 
 
 class Constants:
@@ -40,3 +44,26 @@ class Constants:
                 seen.update(new)
                 pending += new
         return max(roots, key=roots.__getitem__).name if roots else value.name
+
+
+def placed(graph: Graph, value: Value) -> Const | None:
+    """The contents of a constant, or of one whose elements were only put elsewhere."""
+    if value in graph.mutated:
+        return None
+    if value.const is not None or value.producer is None or "move" not in value.producer.params:
+        return value.const
+    if value.meta is None or not all(isinstance(n, int) for n in value.meta.shape):
+        return None  # repeated as often as only the run says
+    node, move = value.producer, value.producer.params["move"]
+    operands = node.operands[:1] if node.kind == "gather" else node.operands
+    found = [placed(graph, operand) for operand in operands if operand is not None]
+    sources = [const for const in found if const is not None]
+    if len(sources) != len(operands):
+        return None
+
+    def fetch() -> Any:
+        parts = [np.asarray(const.fetch()) for const in sources]
+        made = move.apply(parts if isinstance(move, Cat) else parts[0])
+        return made[value.index] if isinstance(move, Split) else made
+
+    return Const(fetch, sources[0].name)

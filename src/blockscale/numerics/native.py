@@ -130,7 +130,7 @@ def fake_quantize(
     stored = _given(params, tensor_scale, layout)
     y = out if _usable(out) else np.empty_like(x, order="C")
     plan_of(layout).fake_quantize(
-        x.ctypes.data, _reach(x), _TYPES[x.dtype], _strides(x), y.ctypes.data, _reach(y),
+        _address(x), _reach(x), _TYPES[x.dtype], _strides(x), _address(y), _reach(y),
         _strides(y), stored, checked_seed(seed), POOL, 0,
     )  # fmt: skip
     if y is not out:
@@ -149,7 +149,7 @@ def quantize(
     result = params if params is not None else _empty_params(layout)
     stored = _given(params, tensor_scale, layout, result)
     t = plan_of(layout).quantize(
-        x.ctypes.data, _reach(x), _TYPES[x.dtype], _strides(x), codes.ctypes.data, codes.nbytes,
+        _address(x), _reach(x), _TYPES[x.dtype], _strides(x), codes.ctypes.data, codes.nbytes,
         stored, checked_seed(seed), POOL, 0,
     )  # fmt: skip
     return codes, _with_tensor_scale(result, t, layout)
@@ -161,7 +161,7 @@ def choose_params(x: Array, layout: Layout, *, tensor_scale: float | None = None
     x = _input(x, layout)
     result = _empty_params(layout)
     stored = _given(None, tensor_scale, layout, result)
-    t = plan_of(layout).choose_params(x.ctypes.data, _reach(x), _TYPES[x.dtype], _strides(x), stored, POOL, 0)
+    t = plan_of(layout).choose_params(_address(x), _reach(x), _TYPES[x.dtype], _strides(x), stored, POOL, 0)
     return _with_tensor_scale(result, t, layout)
 
 
@@ -180,7 +180,7 @@ def dequantize(
     stored = _given(params, None, layout)
     y = out if _usable(out) else np.empty(out.shape, out.dtype)
     plan_of(layout).dequantize(
-        codes.ctypes.data, codes.nbytes, y.ctypes.data, _reach(y), _TYPES[y.dtype], _strides(y),
+        codes.ctypes.data, codes.nbytes, _address(y), _reach(y), _TYPES[y.dtype], _strides(y),
         stored, POOL, 0,
     )  # fmt: skip
     if y is not out:
@@ -240,8 +240,8 @@ def _input(x: Any, layout: Layout) -> Array:
 
 
 def _usable(x: Array) -> bool:
-    """Whether the core can walk it: aligned, steps of whole elements and none backward."""
-    return bool(x.flags.aligned) and all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
+    """Whether the core can walk it: aligned, steps of whole elements."""
+    return bool(x.flags.aligned) and all(s % x.itemsize == 0 for s in x.strides)
 
 
 def _dense(a: Array) -> Array:
@@ -270,11 +270,18 @@ def _strides(x: Array) -> list[int] | None:
     return None if x.flags.c_contiguous else [s // x.itemsize for s in x.strides]
 
 
+def _address(x: Array) -> int:
+    """Where its memory begins: at its last element in dimensions that are walked backward."""
+    if x.size == 0 or x.flags.c_contiguous:
+        return int(x.ctypes.data)
+    return int(x.ctypes.data + sum(s * (n - 1) for s, n in zip(x.strides, x.shape, strict=True) if s < 0))
+
+
 def _reach(x: Array) -> int:
-    """Bytes from the first to the last element."""
+    """Bytes of memory that its elements span."""
     if x.size == 0:
         return 0
-    return int(sum(s * (n - 1) for s, n in zip(x.strides, x.shape, strict=True)) + x.itemsize)
+    return int(sum(abs(s) * (n - 1) for s, n in zip(x.strides, x.shape, strict=True)) + x.itemsize)
 
 
 def _empty_params(layout: Layout) -> Stored:

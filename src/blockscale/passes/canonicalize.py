@@ -10,12 +10,13 @@ Two things that torch leaves open are not kept: the code of NaN, which decodes t
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from blockscale.graph.constants import placed
 from blockscale.graph.dims import Dims
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import (
@@ -30,7 +31,7 @@ from blockscale.graph.quant import (
     scale_dims,
 )
 from blockscale.graph.quantizers import our_dequantize, ours
-from blockscale.graph.view import Meta, Node, Value
+from blockscale.graph.view import Const, Meta, Node, Value
 from blockscale.numerics.arrays import TENSOR_DTYPES
 from blockscale.numerics.scheme import Numbers
 from blockscale.passes.log import Log
@@ -43,6 +44,7 @@ def run(graph: Graph, log: Log, *, split: bool = True) -> None:
     pass_ = _Canonicalize(graph, log, split)
     for node in graph.nodes:
         if node in graph and "quant" in node.params:
+            pass_.view(node)
             pass_.meet(node)
 
 
@@ -60,6 +62,20 @@ class _Canonicalize:
     def __init__(self, graph: Graph, log: Log, split: bool) -> None:
         self.graph, self.log, self.split = graph, log, split
         self._constants: dict[Hashable, Value] = {}
+        self._placed: dict[Value, Value] = {}
+
+    def view(self, node: Node) -> None:
+        """Scales and zero points that are constants behind a view are constants."""
+        for slot in node.call.operands[1:]:
+            value = None if slot is None else node.slots[slot]
+            if slot is None or value is None or value.const is not None:
+                continue
+            if value not in self._placed:
+                known = placed(self.graph, value)
+                if known is None or value.meta is None:
+                    continue
+                self._placed[value] = self.graph.constant(_in_order(known), known.name, value.meta)
+            self.graph.set_slot(node, slot, self._placed[value])
 
     def meet(self, node: Node) -> None:
         foreign = quant_of(node).foreign
@@ -334,6 +350,10 @@ class _Canonicalize:
         if found is None:
             found = self._constants[key] = self.graph.constant(array, name, meta)
         return found
+
+
+def _in_order(const: Const) -> Callable[[], Any]:
+    return lambda: np.asarray(const.fetch(), order="C")
 
 
 def _seed(node: Node) -> int:

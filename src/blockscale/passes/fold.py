@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.graph.constants import placed
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import layout_of, quant_of
 from blockscale.graph.view import Const, Node, Value
@@ -39,7 +40,7 @@ class _Folder:
 
     def quantizer(self, node: Node) -> None:
         x = node.operand(0)
-        known = None if x is None else self.known(x)
+        known = None if x is None else placed(self.graph, x)
         if x is None or known is None:
             return
         why = self._why_not(node)
@@ -67,28 +68,6 @@ class _Folder:
             if operand in self.graph.mutated:
                 return f"{operand!r} is written to"
         return ""
-
-    def known(self, value: Value) -> Const | None:
-        """The contents of a constant, or of one whose elements were only put elsewhere."""
-        if value in self.graph.mutated:
-            return None
-        if value.const is not None or value.producer is None or "move" not in value.producer.params:
-            return value.const
-        if value.meta is None or not all(isinstance(n, int) for n in value.meta.shape):
-            return None  # repeated as often as only the run says
-        node, move = value.producer, value.producer.params["move"]
-        operands = node.operands[:1] if node.kind == "gather" else node.operands
-        found = [self.known(operand) for operand in operands if operand is not None]
-        sources = [const for const in found if const is not None]
-        if len(sources) != len(operands):
-            return None
-
-        def fetch() -> Any:
-            parts = [np.asarray(const.fetch()) for const in sources]
-            made = move.apply(parts if isinstance(move, Cat) else parts[0])
-            return made[value.index] if isinstance(move, Split) else made
-
-        return Const(fetch, sources[0].name)
 
     def move(self, node: Node) -> None:
         """What moves folded codes and scales moves them now."""
