@@ -18,6 +18,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+WITHIN = re.compile(r"\]\(#([^)\s]+)\)")
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch.onnx.export
@@ -56,6 +58,9 @@ def test_nothing_is_shown_that_is_not_run(path: Path) -> None:
 def test_links(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         assert "://" in target or (path.parent / target).exists(), target
+    headings = HEADING.findall(path.read_text(encoding="utf-8"))
+    anchors = {re.sub(r"[^\w\s-]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert {*WITHIN.findall(path.read_text(encoding="utf-8"))} <= anchors
 
 
 def test_generated_parts_are_up_to_date() -> None:
