@@ -321,6 +321,31 @@ def test_optimize_keeps_its_input_and_tells_its_log() -> None:
     assert bs.optimize(fake, stages=["cse"], in_place=True).graph_module.code
 
 
+class Grid(nn.Module):
+    """A linear layer and a reshape of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return torch.relu(y.transpose(0, 1).reshape(x.shape[1], x.shape[0], -1, 32))
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("count", [4, 5])
+def test_as_many_sizes_of_the_run_as_there_are(count: int, scheme: str) -> None:
+    torch.manual_seed(0)
+    model, x = Grid(), torch.randn(*range(2, 2 + count), 64)
+    shapes = (dict.fromkeys(range(count), AUTO),)
+    quantized = bs.quantize_model(model, scheme, example_inputs=x, dynamic_shapes=shapes)
+    fake = bs.fake_quantize_model(model, scheme, example_inputs=x, dynamic_shapes=shapes)
+    for sizes in (x.shape[:-1], [3] * count):
+        y = torch.randn(*sizes, 64)
+        assert equal(quantized(y), fake(y))
+
+
 def test_compare_finds_the_worst_tensor_first() -> None:
     model, ids = made("language model")
     batches = [ids, torch.flip(ids, (0,)), ids[:1]]

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from blockscale.graph.dims import Alphabet, Dim, Of, Sym, blocked, parsed, sizes_from, symbol
 from blockscale.numerics.follow import Moved
 from blockscale.numerics.layout import Layout
-from blockscale.numerics.moves import Expand, Flip, Move, Permute, Repeat, Reshape, Slice, Split
+from blockscale.numerics.moves import (
+    Expand,
+    Flip,
+    Gather,
+    Move,
+    Permute,
+    Repeat,
+    Reshape,
+    Roll,
+    Slice,
+    Split,
+)
 from blockscale.numerics.stored_moves import stored_move
 from blockscale.numerics.through import lifted, through
 from numerics.moving import NUMBERS, assert_lifts, assert_sinks
@@ -173,3 +184,23 @@ def test_packed_codes_too(data: st.DataObject, case: Shapes, numbers: object) ->
     for n in (1, 2, 8, 13):
         same = lifted(Layout(numbers, move(n).shapes(shape(n))[0], block), move(n), shape(n))  # type: ignore[arg-type]
         assert isinstance(same, Moved) and isinstance(stored_move(same, move(n), 0), Move)
+
+
+@pytest.mark.parametrize("block", [(1, 0), (1, 8), (0, 0), (32, 1)])
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda n: Reshape((8, n)), lambda n: Permute((1, 0)), lambda n: Flip((0,)), lambda n: Slice(0, 1, None, 2),
+        lambda n: Slice(1, 0, None), lambda n: Split(0, (n - 32, 32)), lambda n: Gather(0, (2, 0, 1)),
+        lambda n: Gather(1, (1, 0, 2, 3, 4, 5, 6, 7)), lambda n: Repeat((2, 1)), lambda n: Expand((3, n, 8)),
+        lambda n: Roll((1,), (1,)),
+    ],
+)  # fmt: skip
+def test_products_of_many_sizes(block: tuple[int, ...], move: Callable[[int], Move]) -> None:
+    """Of five, which no int64 holds: the answer of one. Nothing is listed, and nothing overflows."""
+    n = Alphabet().number(Sym(1, tuple((name, 1) for name in "stuvw")))
+    assert n > 1 << 63
+    for numbers in NUMBERS:
+        many = through(Layout(numbers, (n, 8), block), move(n))
+        one = through(Layout(numbers, (PRIME, 8), block), move(PRIME))
+        assert type(many) is type(one)

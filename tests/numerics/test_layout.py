@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockscale.errors import AxisError, BlockError, ScaleError, ShapeError, SizeError
+from blockscale.numerics import native
 from blockscale.numerics.arrays import NUMPY
 from blockscale.numerics.blocking import blocks_of, per_element
 from blockscale.numerics.follow import Moved
@@ -143,8 +144,16 @@ def test_wrong_layouts() -> None:
         Layout(DYNAMIC, (4,), (-1,))
     with pytest.raises(ShapeError):
         Layout(DYNAMIC, (-4,), (1,))
-    with pytest.raises(SizeError):
-        Layout(DYNAMIC, (1 << 40, 1 << 40), (1, 1))
+
+
+def test_sizes_of_no_machine_are_for_graphs_alone() -> None:
+    for shape in ((1 << 40, 1 << 40), (1 << 70,), (1 << 70, 0)):
+        layout = Layout(DYNAMIC, shape, (1,) * len(shape))
+        assert layout.scale_shape == shape
+        with pytest.raises(SizeError):
+            native.plan_of(layout)
+    with pytest.raises(BlockError):
+        native.plan_of(Layout(DYNAMIC, (4,), (1 << 63,)))
 
 
 # ------------------------------------------------------------------------------- known wrong

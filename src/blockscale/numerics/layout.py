@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from blockscale.numerics.through import Refused
 
 MOST_DIMENSIONS = 64  # as in numpy, and in the core
-LARGEST = (1 << 62) - 1  # elements × bytes stay below 2^63 on every path
+LARGEST = (1 << 62) - 1  # bytes of a tensor, in the core; layouts of graphs may be larger
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Layout:
         if len(self.block) != len(self.shape):
             raise BlockError("block", self.block, f"one entry a dimension of shape {self.shape}")
         for b in self.block:
-            if not 0 <= b <= LARGEST:
+            if b < 0:
                 raise BlockError("block", self.block, "positive, or 0 for a whole dimension")
 
     @cached_property
@@ -151,9 +151,18 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
         raise ShapeError("shape", f"{len(dims)} dimensions", f"at most {MOST_DIMENSIONS}")
     if any(n < 0 for n in dims):
         raise ShapeError("shape", dims, "no dimension below 0")
-    if math.prod(max(n, 1) for n in dims) > LARGEST // 8:
-        raise SizeError("shape", dims, "fewer than 2^59 elements")
     return dims
+
+
+def check_fits(layout: Layout) -> None:
+    """That the core can run it: elements × bytes stay below 2^63 on every path.
+
+    A layout itself may be larger: in a graph, sizes of the run are stand-ins whose product is no size.
+    """
+    if math.prod(max(n, 1) for n in layout.shape) > LARGEST // 8:
+        raise SizeError("shape", layout.shape, "fewer than 2^59 elements")
+    if max(layout.block, default=0) > LARGEST:
+        raise BlockError("block", layout.block, "below 2^62, or 0 for a whole dimension")
 
 
 def bind(scheme: Scheme, shape: Sequence[int]) -> Layout:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -190,8 +190,9 @@ class Slice(Move):
         found = range(n)[self.start : self.stop : self.step]
         if not found:
             return 0, 0, 1, 0
-        step = self.step if len(found) > 1 else 1
-        return found[0], found[-1] + 1, step, len(found)
+        first, last = found[0], found[-1]
+        count = (last - first) // self.step + 1  # len(found) has no room for every product of stand-ins
+        return first, last + 1, self.step if count > 1 else 1, count
 
     def shapes(self, *shapes: Shape) -> tuple[Shape, ...]:
         (shape,) = shapes
@@ -212,7 +213,7 @@ class Split(Move):
 
     def cuts(self) -> tuple[int, ...]:
         """Where parts begin and end: one more than there are parts."""
-        return (0, *(int(end) for end in np.cumsum(self.sizes, dtype=np.int64)))
+        return (0, *accumulate(self.sizes))
 
     def parts(self) -> tuple[Slice, ...]:
         return tuple(Slice(self.axis, a, b) for a, b in pairwise(self.cuts()))

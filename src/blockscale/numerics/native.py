@@ -34,7 +34,7 @@ from blockscale.numerics.invariants import (
     check_zero_points,
     scale_dtype,
 )
-from blockscale.numerics.layout import Layout
+from blockscale.numerics.layout import Layout, check_fits
 from blockscale.numerics.scheme import Numbers
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,6 +91,7 @@ def core_numbers(numbers: Numbers) -> _core.Numbers:
 def plan_of(layout: Layout) -> _core.Plan:
     if not _core.isa():
         require_isa()
+    check_fits(layout)
     return _core.Plan(core_numbers(layout.numbers), list(layout.shape), list(layout.block))
 
 
