@@ -37,9 +37,12 @@ class _Absorber:
     def __init__(self, graph: Graph, log: Log) -> None:
         self.graph, self.log = graph, log
         self.on_codes = OnCodes(graph)
+        self._ends: dict[
+            Node, Node | None
+        ] = {}  # what is walked up to from each node; None where it is no one
 
     def meet(self, node: Node) -> None:
-        paths = _paths(node)
+        paths = _paths(node, self._ends)
         if paths is None:
             return
         sources, between = paths
@@ -66,7 +69,7 @@ class _Absorber:
             if any(value in self.graph.mutated for value in values if value is not None):
                 return f"{one.name} shares memory that the graph writes to"
         for one in between:
-            if sum(not reads_size(user) for user in one.outputs[0].users) > 1:
+            if _is_shared(one):
                 return f"the float result of {one.name} is used elsewhere too"
         dtype = survival.dtype_of(source.outputs[0])
         if survival.dtype_of(node.operand(0)) != dtype:
@@ -130,8 +133,23 @@ class _Absorber:
         return survival.static_loss(node, source)
 
 
-def _paths(node: Node) -> tuple[list[Node], list[Node]] | None:
-    """The dequantizes that `node` gets its values from, and what stands between, in order; None where more does."""
+def _is_shared(one: Node) -> bool:
+    """Whether several nodes use its float result, and not its size alone."""
+    first = None
+    for user, _ in one.outputs[0].uses:
+        if user.kind != "assert" and not reads_size(user):
+            if first not in (None, user):
+                return True
+            first = user
+    return False
+
+
+def _paths(node: Node, ends: dict[Node, Node | None]) -> tuple[list[Node], list[Node]] | None:
+    """The dequantizes that `node` gets its values from, and what stands between, in order; None where more does.
+
+    What lies above a node that is used twice, and which another quantize was led to, is left out: `node` stays
+    where it is for that node alone.
+    """
     sources: dict[Node, None] = {}
     between: dict[Node, None] = {}
     seen: set[Node] = set()
@@ -139,9 +157,14 @@ def _paths(node: Node) -> tuple[list[Node], list[Node]] | None:
     while pending:
         x, done = pending.pop()
         one = x.producer if x is not None else None
-        if x is None or one is None or len(between) > LONGEST:
+        if len(seen) > LONGEST:
             return None
-        if one.kind == "dequantize":
+        if x is None or one is None or (not done and ends.get(one, one) is None):
+            ends.update((below, None) for below in seen if below not in between)
+            return None
+        if not done and one not in seen and (end := ends.get(one)) is not None and _is_shared(one):
+            sources[end] = between[one] = None
+        elif one.kind == "dequantize":
             sources[one] = None
         elif done:
             between[one] = None
@@ -152,9 +175,12 @@ def _paths(node: Node) -> tuple[list[Node], list[Node]] | None:
             or x.index
             or not (type(one.params.get("move")) in PLACED or one.kind in SELECTS)
         ):
+            ends.update((below, None) for below in seen if below not in between)
             return None
         else:
             seen.add(one)
             operands = one.operands if isinstance(one.params.get("move"), Cat) else one.operands[:1]
             pending += [(x, True), *((operand, False) for operand in operands)]
+    if len(sources) == 1:
+        ends.update(dict.fromkeys(between, next(iter(sources))))
     return list(sources), list(between)

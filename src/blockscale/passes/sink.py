@@ -39,6 +39,9 @@ class _Sinker:
         self.graph, self.log = graph, log
         self.follower = Follower(graph)
         self.crossings = Crossings(graph, self.follower)
+        self._refused: dict[
+            Node, str
+        ] = {}  # cats that stay as long as their parts do: asked once for all parts
 
     def sink(self, node: Node) -> list[Node]:
         """Below all users of `node`, if that is possible; the dequantizes that this makes."""
@@ -55,13 +58,11 @@ class _Sinker:
             return []
         crossings: list[tuple[Crossing, list[Node]]] = []
         for user in users:
-            parts = self._parts(node, user)
-            crossing = parts if isinstance(parts, str) else self.crossings.sunk(parts[0], user, parts[1:])
-            if isinstance(crossing, str):
-                self.log.left(STAGE, node, f"not sunk below {user.name}: {crossing}")
+            found = self._crossing(node, user)
+            if isinstance(found, str):
+                self.log.left(STAGE, node, f"not sunk below {user.name}: {found}")
                 return []
-            assert not isinstance(parts, str)
-            crossings.append((crossing, parts))
+            crossings.append(found)
         made = sum(self._size(v) for user in users for v in user.outputs if v.used)
         had = sum(self._size(part.outputs[0]) for part in dict.fromkeys(p for _, ps in crossings for p in ps))
         if made > had and not all(self._taken(v) for user in users for v in user.outputs):
@@ -72,23 +73,20 @@ class _Sinker:
         self.graph.discard(user for user in users)
         return below
 
-    def _parts(self, node: Node, user: Node) -> list[Node] | str:
-        """The dequantizes that make the operands of `user` in order, `node` among them."""
+    def _crossing(self, node: Node, user: Node) -> tuple[Crossing, list[Node]] | str:
+        """With the dequantizes that make the operands of `user` in order, `node` among them."""
         if not isinstance(user.params["move"], Cat):
-            return [node]
-        parts = []
-        for operand in user.operands:
-            producer = operand.producer if operand is not None else None
-            if producer is None or producer.kind != "dequantize":
-                return f"{operand!r} is not dequantized"
-            if producer.outputs[0].users != [user]:
-                return f"{operand!r} is used elsewhere too"
-            if (producer.call.name, producer.params["quant"].identity) != (
-                node.call.name, node.params["quant"].identity
-            ):  # fmt: skip
-                return f"{operand!r} is dequantized by another operator"
-            parts.append(producer)
-        return parts
+            alone = self.crossings.sunk(node, user)
+            return alone if isinstance(alone, str) else (alone, [node])
+        if user in self._refused:
+            return self._refused[user]
+        parts = _parts(user)
+        crossing = parts if isinstance(parts, str) else self.crossings.sunk(parts[0], user, parts[1:])
+        if isinstance(crossing, str):
+            self._refused[user] = crossing
+            return crossing
+        assert not isinstance(parts, str)
+        return crossing, parts
 
     def _below(self, crossing: Crossing, parts: Sequence[Node]) -> list[Node]:
         node, over = parts[0], crossing.over
@@ -113,6 +111,8 @@ class _Sinker:
                 node, slots, output_metas(node, quant, old.meta.shape), crossing.changes[i], moved
             )
             self.graph.replace(old, below.outputs[0])
+            for user in below.outputs[0].users:
+                self._refused.pop(user, None)
             made.append(below)
         return made
 
@@ -132,6 +132,23 @@ class _Sinker:
     def _size(self, value: Value) -> int:
         shape = self.graph.numbers(value)
         return 0 if shape is None else math.prod(shape)
+
+
+def _parts(user: Node) -> list[Node] | str:
+    """The dequantizes that make the operands of a cat, all alike and for it alone."""
+    parts: list[Node] = []
+    alone: set[Node] = set()
+    for operand in user.operands:
+        producer = operand.producer if operand is not None else None
+        if operand is None or producer is None or producer.kind != "dequantize":
+            return f"{operand!r} is not dequantized"
+        if producer not in alone and any(one is not user and one.kind != "assert" for one, _ in operand.uses):
+            return f"{operand!r} is used elsewhere too"
+        alone.add(producer)
+        parts.append(producer)
+    if len({(one.call.name, one.params["quant"].identity) for one in alone}) > 1:
+        return "its parts are dequantized by different operators"
+    return parts
 
 
 _NONE = OPS["assert"]
