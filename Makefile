@@ -102,7 +102,7 @@ test-arm: $(VECTORS) ## the AArch64 kernels, cross-compiled and run under qemu-u
 	$(BIN)/cmake --build build/arm
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/plan_test
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/codec_test $(VECTORS)
-	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/pool_test
+	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/pool_test --no-forks # qemu-user cannot, with threads
 
 fuzz: venv ## hypothesis with many examples, then atheris on the native entry points
 	$(BIN)/python -m pytest -n $(WORKERS) -k fuzz --hypothesis-profile=fuzz

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "block_params.h"
+#include "columns.h"
 #include "cpu.h"
 #include "float_env.h"
 #include "range_ends.h"
@@ -202,77 +203,19 @@ class Engine {
     }
   }
 
-  const float* x_row(const Tile& tile, int64_t r) const {
-    const int64_t last = tile.row_count - 1;
-    const int64_t at = g_.row(tile.rows, tile.first_row + std::min(r, last)).x + tile.column;
-    return static_cast<const float*>(job_.x) + at;
-  }
-
-  // One tile of columns, and the greatest magnitude of each.
-  struct Columns {
-    Tile tile{};
-    std::vector<uint32_t> amax;
-    int64_t seen = 0;  // rows
-
-    explicit Columns(const Tiling& t) : amax(size_t(t.columns) + 16) {}
-  };
-
-  void begin(Columns& c, const Tiling& t, int64_t index) const {
-    place(g_, t, index, c.tile);
-    std::fill(c.amax.begin(), c.amax.end(), 0u);
-    c.seen = 0;
-  }
-
-  ColumnKernels::Next next_row(Columns& c) const {
-    const int64_t r = c.seen++;
-    return {x_row(c.tile, r), x_row(c.tile, r + 1), c.amax.data()};
-  }
-
-  void see_the_rest(Columns& c) const {
-    while (c.seen < c.tile.row_count) columns_.look(next_row(c), size_t(c.tile.columns));
-  }
-
-  // A tile is rounded while the next one is read.
   void run_columns(const Tiling& t) {
     auto spaces = workspaces(t);
-    std::vector<Columns> pairs(2 * spaces.size(), Columns(t));
+    std::vector<ColumnWalk> walks(
+        spaces.size(), ColumnWalk(job_, columns_, t, stream_ ? kernels_.stream : nullptr));
     parallel(t.count, [&](int task, int64_t first, int64_t last) {
-      if (first == last) return;
       Workspace& w = *spaces[size_t(task)];
-      Columns *now = &pairs[size_t(2 * task)], *next = now + 1;
-      begin(*now, t, first);
-      see_the_rest(*now);
-      for (int64_t i = first; i < last; ++i) {
-        const bool has_next = i + 1 < last;
-        if (has_next) begin(*next, t, i + 1);
-        round_columns(*now, has_next ? next : nullptr, w);
-        if (has_next) see_the_rest(*next);
-        std::swap(now, next);
-      }
+      walks[size_t(task)].run(first, last, [&](const Tile& tile) {
+        w.params.overflows = false;
+        w.params.lifted = false;
+        choose_for(tile, w);
+        encode(tile, w);
+      });
     });
-  }
-
-  void round_columns(Columns& now, Columns* next, Workspace& w) {
-    const Tile& tile = now.tile;
-    const auto n = size_t(tile.columns);
-    const BlockParams p = w.params.params();  // room that column kernels do not need otherwise
-    if (!columns_.grids(job_.numbers, now.amax.data(), n, p.factor, p.scale)) {
-      w.params.overflows = false;
-      w.params.lifted = false;
-      choose_for(tile, w);
-      encode(tile, w);
-      return;
-    }
-    const bool together = next != nullptr && next->tile.columns == tile.columns;
-    for (int64_t r = 0; r < tile.row_count; ++r) {
-      auto* to =
-          reinterpret_cast<float*>(output(g_.row(tile.rows, tile.first_row + r), tile.column));
-      const bool looks = together && next->seen < next->tile.row_count;
-      const ColumnKernels::Next other = looks ? next_row(*next) : ColumnKernels::Next{};
-      columns_.row(x_row(tile, r), n, p.factor, p.scale, stream_ ? w.y : to,
-                   looks ? &other : nullptr);
-      if (stream_) kernels_.stream(w.y, to, n);
-    }
   }
 
   void find_row_kernels() {

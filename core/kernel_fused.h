@@ -2,6 +2,11 @@
 // with its scale found in passing, is what makes fake-quantize as fast as a copy. Included once per
 // instruction set, inside its namespace.
 
+static inline bool can_fuse(const Numbers& numbers) {
+  return numbers.family == Family::kMx && numbers.rule != Rule::kMse &&
+         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates;
+}
+
 // What does not change from block to block.
 struct MxRule {
   int32_t increment, emax, overflow;

@@ -104,7 +104,7 @@ static BS_INLINE __m512i greatest_of_each(const __m512i v[kGroup]) {
                           _mm512_shuffle_i32x4(halves[0], halves[1], 0xdd));
 }
 
-// A group is read at once; memory shall work meanwhile too.
+// A group is read in one go: memory is asked for what comes after it while its results are made.
 template <class T>
 static BS_INLINE void ahead(const T* x) {
   constexpr size_t distance = 8192;  // bytes
@@ -311,68 +311,6 @@ static void row_code(const void* from, size_t blocks, const Numbers& numbers,
   if (blocks > 0) code_one_by_one<E, T>(x, blocks, numbers, codes, scales);
 }
 
-// Blocks across rows. Arrays have room for a multiple of 16.
-static BS_INLINE __mmask16 lanes_of(size_t left) {
-  return left >= 16 ? __mmask16(0xffff) : __mmask16((1u << left) - 1);
-}
-
-static BS_INLINE void look_at(const ColumnKernels::Next& next, size_t i, __mmask16 m) {
-  const __m512i bits = _mm512_maskz_loadu_epi32(m, next.x + i);
-  const __m512i magnitude = _mm512_and_si512(bits, all_of(int32_t(kMagnitude)));
-  const __m512i amax = _mm512_max_epi32(magnitude, _mm512_loadu_si512(next.amax + i));
-  _mm512_storeu_si512(next.amax + i, amax);
-  _mm_prefetch(reinterpret_cast<const char*>(next.ahead + i), _MM_HINT_T0);
-}
-
-static void column_look(const ColumnKernels::Next& next, size_t n) {
-  for (size_t i = 0; i < n; i += 16) look_at(next, i, lanes_of(n - i));
-}
-
-template <class E>
-static bool column_grids(const Numbers& numbers, const uint32_t* amax, size_t n, float* limit,
-                         float* least) {
-  const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);
-  bool ordinary = true;
-  for (size_t i = 0; i < n; i += 16) {
-    const Grids grids(_mm512_maskz_loadu_epi32(lanes_of(n - i), amax + i), rule);
-    _mm512_storeu_si512(limit + i, grids.limit);
-    _mm512_storeu_si512(least + i, grids.least);
-    ordinary &= grids.ordinary;
-  }
-  return ordinary;
-}
-
-template <class E, bool kNext>
-static void column_row_of(const float* x, size_t n, const float* limit, const float* least,
-                          float* y, ColumnKernels::Next next) {
-  size_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
-    _mm512_storeu_si512(y + i, grid(_mm512_loadu_ps(x + i)));
-    if constexpr (kNext) look_at(next, i, 0xffff);
-  }
-  if (i == n) return;
-  const __mmask16 m = lanes_of(n - i);
-  const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
-  _mm512_mask_storeu_epi32(y + i, m, grid(_mm512_maskz_loadu_ps(m, x + i)));
-  if constexpr (kNext) look_at(next, i, m);
-}
-
-template <class E>
-static void column_row(const float* x, size_t n, const float* limit, const float* least, float* y,
-                       const ColumnKernels::Next* next) {
-  if (next != nullptr) {
-    column_row_of<E, true>(x, n, limit, least, y, *next);
-  } else {
-    column_row_of<E, false>(x, n, limit, least, y, {});
-  }
-}
-
-template <class E>
-static ColumnKernels column_kernels_of() {
-  return {column_look, column_grids<E>, column_row<E>};
-}
-
 template <class E>
 static RowFakeKernel row_fake_of(TensorType type) {
   if (type == TensorType::kBf16) return row_fake<E, TensorType::kBf16>;
@@ -389,10 +327,6 @@ static RowCodeKernel row_code_of(TensorType type) {
 
 #else
 
-template <class E>
-static ColumnKernels column_kernels_of() {
-  return {};
-}
 template <class E>
 static RowFakeKernel row_fake_of(TensorType) {
   return nullptr;

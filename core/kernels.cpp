@@ -33,15 +33,11 @@ namespace {
 #include "kernel_encode.h"
 #include "kernel_fused.h"
 #include "kernel_lut.h"
-
-bool can_fuse(const Numbers& numbers) {
-  return numbers.family == Family::kMx && numbers.rule != Rule::kMse &&
-         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates;
-}
-
-// These ask can_fuse.
+// These fall back on kernel_fused.h.
 #include "kernel_grid.h"
 #include "kernel_rows.h"
+// On the grids of kernel_rows.h.
+#include "kernel_columns.h"
 
 // The kernel of a rounding: `choose` is called with a value of its type.
 template <class Choose>
