@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -326,3 +327,14 @@ def test_a_quantizer_of_ours_with_a_seed_keeps_it() -> None:
     proof = proven(b.done(y), b.examples, stages=LIFT)
     (node,) = [n for n in proof.after.graph.nodes if n.target is ours.fake_quantize.default]
     assert node.kwargs["seed"] == 7 and node.args[0].op == "placeholder"
+
+
+@pytest.mark.parametrize("opset", [13, 14])
+def test_relu_of_int8_is_of_opset_14(opset: int) -> None:
+    """Before, what goes below the quantize is written as a Clip."""
+    b = onnx_graphs.Builder(opset)
+    y = b.call("Relu", b.input(4, 8))
+    scale = b.constant(np.full((1, 1), 0.25, np.float32))
+    q = b.quantize(y, "int8,dynamic=false", None, scale)
+    proof = proven(b.done(b.dequantize([q, scale], y, "int8,dynamic=false")), b.examples, stages=LIFT)
+    assert is_input(proof.the("quantize").operand(0))

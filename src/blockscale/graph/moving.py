@@ -93,7 +93,7 @@ class Follower:
         folded = self._fold(move, sources, index, name)
         if folded is not None:
             return folded
-        reuse = like if _does(like, move) and not _is_refused(move, sources[0]) else None
+        reuse = like if _does(like, move) and self._takes(move, sources[0]) else None
         key = (reuse or move, tuple(sources))
         node = self._made.get(key)
         if node is None:
@@ -115,6 +115,10 @@ class Follower:
             indices = np.array(move.indices, dtype=np.int64)
             operands.append(self.graph.constant(indices, f"{name}_indices", Meta("int64", indices.shape)))
         return self.graph.make(KINDS[type(move)], operands, metas, {"move": move}, near=near, name=name)
+
+    def _takes(self, move: Move, source: Value) -> bool:
+        """Whether a copy of the operator of values does it to codes; what `_make` makes does, everywhere."""
+        return source.meta is None or self.graph.takes(KINDS[type(move)], source.meta.dtype)
 
     def _metas(self, move: Move, sources: list[Value]) -> list[Meta]:
         alphabet = self.graph.alphabet
@@ -146,11 +150,6 @@ class Follower:
 
             self._folded[key] = self.graph.constant(fetch, name, metas[index])
         return self._folded[key]
-
-
-def _is_refused(move: Move, source: Value) -> bool:
-    """ONNX has no Relu of unsigned codes; what `_make` makes in its place is known everywhere."""
-    return isinstance(move, Relu) and source.meta is not None and source.meta.dtype.startswith("uint")
 
 
 def _does(like: Node | None, move: Move) -> bool:

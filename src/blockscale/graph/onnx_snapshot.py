@@ -47,11 +47,17 @@ class OnnxGraph(Graph):
         self.opsets = opsets
         self.arguments = self._arguments
         self.stand_for = self._stand_for
+        self.takes = self._takes
         self.captured: dict[Value, tuple[Node, int]] = {}
         self.idle: set[Value] = set()
 
     def _stand_for(self, made: Node, core: Core) -> None:
         stand_for(self, made, core)
+
+    def _takes(self, kind: str, dtype: str) -> bool:
+        """Relu is of int8 since opset 14, of unsigned integers never."""
+        signed = dtype.startswith("int") and self.opsets.get("", 1) >= 14
+        return kind != "relu" or signed or "float" in dtype
 
     def _arguments(self, node: Node) -> Hashable:
         """All that a node says beside its operands: what two equal nodes have in common."""

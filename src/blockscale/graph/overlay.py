@@ -30,6 +30,7 @@ class Graph:
         self.fusible: Collection[str] = ()  # fused operators (rows of `fused`) that the adapter can write
         self.stand_for: Callable[[Node, Any], None] = lambda made, core: None  # see fused_nodes.Core
         self.lacks: Callable[[str, str], bool] = lambda kind, dtype: False  # no kernel of a move for a dtype
+        self.takes: Callable[[str, str], bool] = lambda kind, dtype: True  # whether its own does this dtype
         self.notes: dict[Value, Any] = {}  # quantization metadata; arrays, so a mention is not a use
         self._nodes: list[Node] = []
         self._all: dict[Node, None] = {}  # also new nodes, which `_nodes` has only once they are sorted
