@@ -62,9 +62,7 @@ def _calibrated(
         return {}  # data that nothing needs is not read: recipes are compared with one set of arguments
     adapter = models.adapter_of(model).__name__
     calibrator = import_module(f"blockscale.runtime.{_CALIBRATORS[adapter]}")
-    observers = {
-        (point.graph.prefix + point.value.name, point.key): _observer(method, point) for point in points
-    }
+    observers = {(point.seen, point.key): _observer(method, point) for point in points}
     try:
         found = calibrator.calibrate(model, calibration, observers, **reading)
     except CalibrationError as error:
@@ -76,7 +74,7 @@ def _readers(points: Sequence[Point], message: str) -> str:
     """Which operators read the tensor that a message is about: names of tensors are the graph's, not the user's."""
     for point in points:
         name = repr(point.value.name)
-        if message.startswith(name) or f"calibration of {point.key!r}" in message:
+        if message.startswith((name, repr(point.seen))) or f"calibration of {point.key!r}" in message:
             return f"\n{name} is {point.edges[0].operand}"
     return ""
 

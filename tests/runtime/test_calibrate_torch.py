@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import blockscale as bs
 from blockscale.errors import CalibrationError, DtypeError
 from blockscale.numerics import native
 from blockscale.numerics.layout import bind
@@ -291,3 +293,49 @@ def test_a_model_that_fails_on_a_batch() -> None:
     model = fx.symbolic_trace(Fails())
     with pytest.raises(CalibrationError, match=r"batch 2: the model does not run on it: RuntimeError"):
         calibrate(model, [torch.ones(7), torch.ones(8)], {"relu": observer("minmax", INT8, name="relu")})
+
+
+class Cache(nn.Module):
+    """It writes to a buffer, and to a tensor between its readers through a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(4, 8))
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cache.add_(x)
+        y = torch.zeros(4, 8)
+        a = self.first(y)
+        y[:2] = x[:2] * 100
+        return a + self.second(y), self.first(self.cache)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # run_decompositions copies its own deprecated class
+@pytest.mark.parametrize("form", ["program", "decomposed", "module"])
+def test_what_is_written_to_is_seen_as_it_is_read(form: str) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 8), Cache()
+    expected = copy.deepcopy(model)(x)
+    given: Any = model
+    if form != "module":
+        given = torch.export.export(model, (x,))
+        given = given.run_decompositions() if form == "decomposed" else given
+    quantized = bs.quantize_model(
+        given, "int8", calibration=[x], example_inputs=(x,) if form == "module" else None
+    )
+    assert not model.cache.any()
+    for got, float_ in zip(quantized(x), expected, strict=True):
+        assert (got - float_).abs().max() < 0.03 * float_.abs().max()
+    assert torch.equal(quantized.state_dict()["model.cache"], x)
+    assert not model.cache.any()
+
+
+def test_buffers_are_there_for_the_next_batch_and_for_nobody_else() -> None:
+    model, batches = Cache(), [torch.full((4, 8), float(i)) for i in (1, 2)]
+    module = torch.export.export(model, (batches[0],)).module()
+    add = node_of(module, "add_.Tensor")
+    found = calibrate(module, batches, {add: observer("minmax", UINT8, name=add)})[add]
+    assert found.high == 3
+    assert not model.cache.any()
+    assert bs.compare(module, module, batches).equal

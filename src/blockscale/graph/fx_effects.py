@@ -136,13 +136,13 @@ def may_write(node: fx.Node, module: fx.GraphModule) -> bool:
     if node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
         return True
     if node.op == "call_module":
-        return _module_writes(module.get_submodule(str(node.target)))
+        return module_writes(module.get_submodule(str(node.target)))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.startswith("i") and getattr(operator, name, None) is node.target
     return in_place or name == "setitem" or (name.endswith("_") and not name.endswith("__"))
 
 
-def _module_writes(module: torch.nn.Module) -> bool:
+def module_writes(module: torch.nn.Module) -> bool:
     if isinstance(module, fx.GraphModule):
         return any(_call_writes(node, module) for node in module.graph.nodes)
     known = type(module).__module__.startswith("torch.")

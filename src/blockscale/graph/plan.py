@@ -39,6 +39,13 @@ class Point:
         return any(edge.slot is None for edge in self.edges)
 
     @property
+    def seen(self) -> str:
+        """The tensor, as calibration finds it; where memory is written to, as it is when its reader reads it."""
+        name = f"{self.graph.prefix}{self.value.name}"
+        reads = self.value in self.graph.mutated and not self.is_output
+        return f"{name}@{self.edges[0].node.name}" if reads else name
+
+    @property
     def is_static(self) -> bool:
         """Whether its parameters come from calibration."""
         return not self.scheme.dynamic

@@ -22,6 +22,7 @@ from blockscale.errors import BlockscaleError, CalibrationError, DtypeError
 from blockscale.graph.fx_copy import copied_graph
 from blockscale.numerics.arrays import Array
 from blockscale.runtime.calibration_data import Input, Random, fits, items
+from blockscale.runtime.torch_state import State
 
 Model = fx.GraphModule | ExportedProgram
 See = Callable[[str, Array], None]
@@ -30,7 +31,8 @@ See = Callable[[str, Array], None]
 class Watched:
     """A model that shows the values of `tensors` as it runs.
 
-    tensors  names of fx nodes; in a body of control flow `path of the body.node`
+    tensors  names of fx nodes, or `node@reader` as it is when that node reads it, where memory is written to;
+             in a body of control flow `path of the body.node`
     see      is given the name and the value, in the order in which nodes run
     """
 
@@ -41,6 +43,7 @@ class Watched:
                 "model", type(model).__name__, "a torch.fx.GraphModule or a torch.export.ExportedProgram"
             )
         self.module = _watched(module, tensors, see)
+        self.state = State(module, self.module)
 
     def run(self, source: Any, each: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         """Runs on each batch of `source`, in evaluation mode, and yields what the model returns.
@@ -49,7 +52,7 @@ class Watched:
         """
         for number, (args, kwargs) in enumerate(each(_calls(source, self.module)), 1):
             # Not over the yield: runs of two models take turns.
-            with torch.no_grad(), evaluating(self.module):
+            with torch.no_grad(), evaluating(self.module), self.state.own():
                 returned = _run(self.module, args, kwargs, f"calibration batch {number}")
             yield returned
 
@@ -142,7 +145,7 @@ def _watched(module: fx.GraphModule, tensors: Sequence[str], see: See) -> fx.Gra
     wanted: dict[str, set[str]] = {}
     for tensor in tensors:
         path, _, name = tensor.rpartition(".")
-        if name not in names.get(path, ()):
+        if not names.get(path, set()).issuperset(name.split("@")):
             raise _unknown(tensor, names)
         wanted.setdefault(path, set()).add(name)
     result = _with_looks(module, "", wanted, _Look(see))
@@ -190,10 +193,17 @@ def _with_looks(
     result = fx.GraphModule(module, graph, type(module).__name__)
     result.add_module("blockscale_look", look)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    here = wanted.get(path, ())
     for old, node in node_of.items():
-        if old.name in wanted.get(path, ()):
+        if old.name in here:
             with graph.inserting_after(placeholders[-1] if node.op == "placeholder" else node):
                 graph.call_module("blockscale_look", (node, _joined(path, old.name)))
+        for read in old.all_input_nodes:
+            if f"{read.name}@{old.name}" in here:
+                with graph.inserting_before(node):
+                    graph.call_module(
+                        "blockscale_look", (node_of[read], _joined(path, f"{read.name}@{old.name}"))
+                    )
         body = _body(module, node)
         inner = _joined(path, node.target)
         if body is not None and any(f"{one}.".startswith(f"{inner}.") for one in wanted):

@@ -1,0 +1,40 @@
+"""What a model writes to as it runs: kept apart, so that looking at a model leaves it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import fx
+
+from blockscale.graph.fx_effects import module_writes
+
+
+class State:
+    """The buffers of one of several runs that share them. What a batch writes is there for the next one of
+    this run (caches, counters), and for nobody else.
+    """
+
+    def __init__(self, module: fx.GraphModule, runs: fx.GraphModule) -> None:
+        """`runs` is a copy of `module` that shares its buffers."""
+        bodies = [one for one in module.modules() if isinstance(one, fx.GraphModule)]
+        writes = any(module_writes(one) for one in bodies)
+        self._buffers = [b for b in runs.buffers() if not b.is_inference()] if writes else []
+        self._mine: dict[int, torch.Tensor] = {}  # what was written, by the place of its buffer
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """For one batch; takes no gradients."""
+        before = [(buffer, buffer.clone()) for buffer in self._buffers]
+        for i, values in self._mine.items():
+            self._buffers[i].copy_(values)
+        versions = [buffer._version for buffer in self._buffers]
+        try:
+            yield
+        finally:
+            for i, (buffer, values) in enumerate(before):
+                if buffer._version != versions[i]:
+                    self._mine[i] = buffer.clone()
+                if i in self._mine:
+                    buffer.copy_(values)
