@@ -254,3 +254,23 @@ bs.compare(qm, bs.load({str(tmp_path / "model.onnx")!r}), [dict(ids=ids)])
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_saved_needs_no_file_of_the_model_it_was_made_from(
+    large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, given, made = CASES["language model"], tmp_path / "given", tmp_path / "made"
+    given.mkdir()
+    made.mkdir()
+    onnx.save(net.proto(), given / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    qm = quantized("language model", given / "m.onnx")
+    expected, copied = qm(net.inputs), pickle.dumps(qm)
+    if large:
+        monkeypatch.setattr(target, "_LARGEST", 1000)
+    qm.save(made / "m.onnx")
+    np.testing.assert_array_equal(qm(net.inputs), expected)
+    (given / "weights").unlink()
+    onnx.checker.check_model(str(made / "m.onnx"))
+    np.testing.assert_array_equal(bs.load(made / "m.onnx")(net.inputs), expected)
+    np.testing.assert_array_equal(pickle.loads(copied)(net.inputs), expected)

@@ -72,7 +72,7 @@ class QuantizedOnnx:
             raise ArgumentError("path", str(path), f"a name that ends in {SUFFIX}")
         if _weight_bytes(self.model) <= _LARGEST:
             with written_whole(path) as temporary:
-                temporary.write_bytes(ir.to_proto(self.model).SerializeToString())
+                temporary.write_bytes(_whole(self.model).SerializeToString())
             return
         # The data that a model at `path` uses stays until the new model is in its place.
         names = [f"{path.name}.data", f"{path.name}.2.data"]
@@ -84,7 +84,7 @@ class QuantizedOnnx:
         (path.parent / other).unlink(missing_ok=True)
 
     def __reduce__(self) -> Any:
-        return _unpickled, (ir.to_proto(self.model).SerializeToString(), self.report)
+        return _unpickled, (_whole(self.model).SerializeToString(), self.report)
 
 
 def quantized(model: ir.Model, report: Report) -> QuantizedOnnx:
@@ -157,6 +157,23 @@ def _weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
+def _whole(model: ir.Model) -> onnx.ModelProto:
+    """The model with all its weights; those in files of the model it was made from are not beside the new one."""
+    copy = model.clone()
+    _bring(copy, set())
+    return ir.to_proto(copy)
+
+
+def _bring(model: ir.Model, but: set[ir.Value]) -> None:
+    """Reads weights that lie in files, `but` for some."""
+    for value in (value for graph in model.graphs() for value in graph.initializers.values()):
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and value not in but:
+            value.const_value = ir.Tensor(
+                tensor.numpy().copy(), tensor.dtype, shape=tensor.shape, name=value.name
+            )
+
+
 def _unloaded(model: ir.Model, data: Path, name: str) -> onnx.ModelProto:
     """The model without its large weights, which are written to `data` and will be found in `name` beside it."""
     copy = model.clone()
@@ -165,6 +182,7 @@ def _unloaded(model: ir.Model, data: Path, name: str) -> onnx.ModelProto:
         if value.const_value is not None and value.const_value.nbytes >= _INLINE
     ]  # fmt: skip
     tensors = [value.const_value for value in values if value.const_value is not None]
+    _bring(copy, set(values))
     outside = ir.external_data.convert_tensors_to_external(tensors, data.parent, data.name)
     for value, tensor in zip(values, outside, strict=True):
         value.const_value = ir.ExternalTensor(
