@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
+import onnx
+import onnx_ir as ir
 import pytest
 from rich.console import Console
 
+import blockscale.api  # noqa: F401  it lists the tensors of models
 from blockscale.errors import ArgumentError, RecipeError
 from blockscale.recipe import Recipe, Rule
+from models.onnx_nets import CASES
 from models.small_llm import model, one, tensor
 
 # ------------------------------------------------------------------------------------ unused rules
@@ -162,3 +167,13 @@ def test_layouts_are_told_by_their_place() -> None:
 def test_what_is_no_model() -> None:
     with pytest.raises((ArgumentError, TypeError), match="int"):
         RECIPE.explain(4)
+
+
+def test_what_onnx_gives(tmp_path: Path) -> None:
+    proto = CASES["language model"].proto()
+    onnx.save(proto, tmp_path / "model.onnx")
+    by_model = Recipe.preset("mxfp4").explain(ir.from_proto(proto)).to_dict()
+    assert Recipe.preset("mxfp4").explain(proto).to_dict() == by_model
+    assert Recipe.preset("mxfp4").explain(tmp_path / "model.onnx").to_dict() == by_model
+    with pytest.raises(ArgumentError, match=r"a file that exists"):
+        Recipe.preset("mxfp4").explain("no.onnx")

@@ -22,7 +22,7 @@ from blockscale.numerics.invariants import scale_dtype
 from blockscale.numerics.layout import Layout, bind, block_of_scale
 from blockscale.numerics.native import Stored
 from blockscale.numerics.scheme import PRESETS, Scheme, refined, scheme_named
-from blockscale.recipe import Recipe, Rule, lists_operands
+from blockscale.recipe import Operand, Recipe, Rule, lists_operands
 from blockscale.tensor import QuantizedTensor, decodes, library_of, tensor_format
 
 __all__ = ["QuantizedTensor", "Recipe", "Rule", "choose_params", "dequantize", "fake_quantize", "quantize"]
@@ -168,8 +168,15 @@ def _decode_torch(q: QuantizedTensor, dtype: str, out: Any) -> Any:
     return torch_ops.dequantize(q.codes, q.layout, params, dtype, out)
 
 
+def _operands(model: Any) -> list[Operand]:
+    """Of what has an adapter, and of files and ModelProtos as `quantize_model` reads them."""
+    from blockscale import model_api
+
+    return operands_of(model_api.adapted(model))
+
+
 decodes("torch", _decode_torch)
-lists_operands(operands_of)
+lists_operands(_operands)
 
 
 # ------------------------------------------------------------------------------------------ layout

@@ -223,6 +223,11 @@ def _graph_of(model: Any, example_inputs: Any, dynamic_shapes: Any, *, evaluate:
     return model
 
 
+def adapted(model: Any) -> Any:
+    """The same, but nothing is exported: a module, as all that is no model, is given back."""
+    return _graph_of(model, None, None) if _is_proto(model) or isinstance(model, str | os.PathLike) else model
+
+
 def _check_shapes(module: Any) -> None:
     """What torch.fx traced knows no shapes; nothing could be said of its tensors."""
     if not any("val" in node.meta for node in module.graph.nodes):
