@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockscale.graph.view import Node
+from blockscale.passes import absorb
 from passes.fx_graphs import Builder, aten
 from passes.proof import proven
 from passes.test_absorb import clamp, decoded, half, params, pool, relu, relu6, transposed
@@ -80,3 +84,28 @@ def test_factors(seed: int) -> None:
         seen.append(x)
     module = b.done(x, *pick.sample(seen, pick.randint(0, 1)))
     proven(module, b.examples, stages=("fuse_scale",))
+
+
+def test_a_way_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantize at every step of a chain: what one was led to is not walked up to again by those below."""
+    walked: list[int] = []
+    paths = absorb._paths
+
+    def counted(node: Node, ends: dict[Node, Node | None]) -> Any:
+        found = paths(node, ends)
+        walked.append(0 if found is None else len(found[1]))
+        return found
+
+    monkeypatch.setattr(absorb, "_paths", counted)
+    for start in (True, False):  # of a dequantize, or of none
+        b = Builder()
+        given_params = params(b, STATIC[0], (1, 1))
+        x = b.input(4, 8)
+        y = decoded(b, x, STATIC[0], given_params) if start else b.call(aten.exp.default, x)
+        outs = []
+        for _ in range(20):
+            y = b.call(aten.relu.default, y)
+            outs.append(decoded(b, y, STATIC[0], given_params))
+        proof = proven(b.done(*outs), b.examples, stages=("absorb",))
+        assert len(proof.nodes("quantize")) == 20 + start
+    assert max(walked) <= 2

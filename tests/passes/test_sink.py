@@ -11,6 +11,7 @@ import torch
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.moves import Cat, Expand, Move, Permute, Reshape, Slice, Split
 from blockscale.numerics.scheme import numbers_named
+from blockscale.passes import sink
 from passes import fx_graphs, onnx_graphs
 from passes.fx_graphs import aten, example
 from passes.moving_graphs import quantizer
@@ -212,3 +213,23 @@ def test_symbolic_sizes() -> None:
     flat = b.call(aten.reshape.default, turned, [-1, 64])
     proof = proven(b.done(flat), b.examples, [example((5, 1, 64))], [example((1, 7, 64))], stages=SINK)
     assert ends(proof) == {"output"}
+
+
+def test_a_cat_that_stays_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by each of its parts: what it is made of is gone through for all of them."""
+    asked: list[Any] = []
+    parts = sink._parts
+    monkeypatch.setattr(sink, "_parts", lambda user: asked.append(user) or parts(user))
+    b = fx_graphs.Builder()
+    x = b.input(4, 64)
+    made = [pair(b, x, "mxfp4", (1, 32)) for _ in range(20)]
+    proof = proven(b.done(b.call(aten.cat.default, [*made, x])), b.examples, stages=SINK)
+    assert len(proof.nodes("dequantize")) == 20 and len(asked) == 1
+    assert proof.reasons("sink").count("is not dequantized") == 20
+
+
+def test_a_cat_of_one_value_again_and_again() -> None:
+    b = fx_graphs.Builder()
+    y = pair(b, b.input(4, 64), "mxfp4", (1, 32))
+    proof = proven(b.done(b.call(aten.cat.default, [y] * 20)), b.examples, stages=SINK)
+    assert "5120 elements would be decoded in place of 256" in proof.reasons("sink")
