@@ -20,7 +20,7 @@ from blockscale.graph.view import Meta, Node, Value
 from blockscale.numerics import stored_moves, through
 from blockscale.numerics.follow import Moved
 from blockscale.numerics.layout import Layout
-from blockscale.numerics.moves import Cat, Move, Permute, Reshape, Same, Split
+from blockscale.numerics.moves import Cat, Move, Permute, Reshape, Same
 
 lifted_layout = lru_cache(maxsize=1 << 14)(through.lifted)
 sunk_layout = lru_cache(maxsize=1 << 14)(through.through)
@@ -270,12 +270,3 @@ def output_metas(node: Node, quant: Quant, dims: Dims) -> list[Meta | None]:
         else:
             made.append(meta)
     return made
-
-
-def parts_of(over: Node) -> int:
-    """How many tensors are on the other side when a quantize is lifted over it."""
-    return len(over.operands) if isinstance(over.params["move"], Cat) else 1
-
-
-def is_split(over: Node) -> bool:
-    return isinstance(over.params["move"], Split)

@@ -1,4 +1,4 @@
-"""Fused nodes, and operators of ATen by name → calls of torch operators."""
+"""Fused nodes → calls of torch operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from blockscale.graph.fused import ROWS
 from blockscale.graph.fused_fields import FLOAT, Fields, arguments_of, fields_of
 from blockscale.graph.fused_nodes import Port, read
-from blockscale.graph.ops import KIND_OF_ATEN
 from blockscale.graph.torch_names import overload_named
 from blockscale.graph.view import Node
 from blockscale.numerics.layout import Layout
@@ -55,26 +54,6 @@ def _form(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...], give
 
 def _written(value: Any) -> Any:
     return [_written(v) for v in value] if isinstance(value, tuple) else value
-
-
-def aten_call(w: Writer, node: Node, operands: Operands) -> Made:
-    """A node of `aten_nodes`."""
-    name = node.call.name
-    target = overload_named(name)
-    given: dict[str, Any] = {n: _written(v) for n, v in node.params["settings"]}
-    given |= zip(KIND_OF_ATEN[name].aten[name].split(), operands, strict=True)
-    if isinstance(given.get("dtype"), str):
-        given["dtype"] = getattr(torch, given["dtype"])
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    last = max((i for i, a in enumerate(target._schema.arguments) if a.name in given), default=-1)
-    for i, argument in enumerate(target._schema.arguments):
-        if argument.kwarg_only:
-            if argument.name in given:
-                kwargs[argument.name] = given[argument.name]
-        elif i <= last:
-            args.append(given.get(argument.name, argument.default_value))
-    return target, tuple(args), kwargs
 
 
 FUSED_MAKERS = {row.kind: fused_call for row in ROWS}

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from blockscale.graph.dims import Of, sizes_from
-from blockscale.graph.fx_fused import FUSED_MAKERS, aten_call
+from blockscale.graph.fx_fused import FUSED_MAKERS
 from blockscale.graph.quant import quant_of
 from blockscale.graph.view import Node
 
@@ -124,4 +124,4 @@ MAKERS: dict[str, Callable[..., Made]] = {
 
 
 def maker_of(node: Node) -> Callable[..., Made] | None:
-    return aten_call if node.call.name.startswith("aten.") else MAKERS.get(node.kind)
+    return MAKERS.get(node.kind)

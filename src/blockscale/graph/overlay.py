@@ -72,9 +72,6 @@ class Graph:
             return dict(node.params.get("settings", ()))
         return {**self.written(made.like), **made.changes}
 
-    def is_mutated(self, value: Value) -> bool:
-        return value in self.mutated
-
     def sorted(self) -> list[Node]:
         """Nodes of the model in their order; a new node, or one needed earlier, before its first user."""
         done: set[Node] = set()

@@ -19,20 +19,14 @@ import torch
 from torch import Tensor
 
 from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError
-from blockscale.graph.fused import OUT, ROWS, Fused, row_named
+from blockscale.graph.fused import OUT, ROWS, Fused
 from blockscale.graph.fused_fields import FLOAT, Fields
-from blockscale.graph.torch_names import overload_named
 from blockscale.runtime import torch_library
 from blockscale.runtime.torch_bound import type_index
 from blockscale.runtime.torch_fused_fields import about, edge_of, shape_of
 from blockscale.runtime.torch_fused_schemas import defined_name, function_of, schema_of
 
 _operators = torch.ops.blockscale
-
-
-def operator_of(name: str, *, dynamic: bool = False) -> Any:
-    """The torch operator of a row; `dynamic` for an output whose scale is chosen in it."""
-    return overload_named(row_named(name).operator(dynamic=dynamic))
 
 
 # ----------------------------------------------------------------------------------------- kernels
