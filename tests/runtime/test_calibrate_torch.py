@@ -339,3 +339,22 @@ def test_buffers_are_there_for_the_next_batch_and_for_nobody_else() -> None:
     assert found.high == 3
     assert not model.cache.any()
     assert bs.compare(module, module, batches).equal
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.mul_(0.5))
+
+
+def test_what_is_given_stays_as_it_is() -> None:
+    x = torch.randn(4, 8)
+    kept, model = x.clone(), Scaled()
+    quantized = bs.quantize_model(model, "int8", example_inputs=x.clone(), calibration=[x])
+    assert torch.equal(x, kept)
+    assert bs.compare(model, model, [x]).equal
+    assert bs.compare(model, quantized, [x]).outputs[0].sqnr > 25
+    assert torch.equal(x, kept)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from blockscale.graph.fx_effects import module_writes
+
+T = TypeVar("T")
 
 
 class State:
@@ -19,9 +23,13 @@ class State:
     def __init__(self, module: fx.GraphModule, runs: fx.GraphModule) -> None:
         """`runs` is a copy of `module` that shares its buffers."""
         bodies = [one for one in module.modules() if isinstance(one, fx.GraphModule)]
-        writes = any(module_writes(one) for one in bodies)
-        self._buffers = [b for b in runs.buffers() if not b.is_inference()] if writes else []
+        self._writes = any(module_writes(one) for one in bodies)
+        self._buffers = [b for b in runs.buffers() if not b.is_inference()] if self._writes else []
         self._mine: dict[int, torch.Tensor] = {}  # what was written, by the place of its buffer
+
+    def inputs(self, given: T) -> T:
+        """Copies, where the model may write to what it is given."""
+        return pytree.tree_map_only(torch.Tensor, torch.clone, given) if self._writes else given
 
     @contextmanager
     def own(self) -> Iterator[None]:

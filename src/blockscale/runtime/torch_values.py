@@ -53,6 +53,7 @@ class Watched:
         for number, (args, kwargs) in enumerate(each(_calls(source, self.module)), 1):
             # Not over the yield: runs of two models take turns.
             with torch.no_grad(), evaluating(self.module), self.state.own():
+                args, kwargs = self.state.inputs((args, kwargs))
                 returned = _run(self.module, args, kwargs, f"calibration batch {number}")
             yield returned
 
