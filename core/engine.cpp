@@ -249,12 +249,17 @@ class Engine {
     return done;
   }
 
-  void encode(Tile tile, Workspace& w) {
-    if (row_fake_ != nullptr || row_code_ != nullptr) {
-      const int64_t done = encode_rows(tile, w);
-      tile.column += done;
-      tile.columns -= done;
-    }
+  void encode(const Tile& tile, Workspace& w) {
+    if (row_fake_ == nullptr && row_code_ == nullptr) return encode_pieces(tile, w);
+    const int64_t done = encode_rows(tile, w);
+    if (done == tile.columns) return;
+    Tile rest = tile;
+    rest.column += done;
+    rest.columns -= done;
+    encode_pieces(rest, w);
+  }
+
+  void encode_pieces(const Tile& tile, Workspace& w) {
     for_pieces(tile, w, [&](Piece& piece, size_t block, const Offset& row, int64_t column) {
       if (what_ == What::kFake) put_values(piece, row, column, w);
       if (what_ == What::kCode) put_codes(piece, row, column, tile.at + int64_t(block), w);

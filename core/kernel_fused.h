@@ -68,6 +68,16 @@ static BS_INLINE void fused_code_block(const float* x, size_t n, const MxRule& r
   code_run<E, MultiplyNumbers, R>(x, n, block.one, ties, noise, out);
 }
 
+// Memory is asked for x well before it is needed; beyond the end of x that does no harm.
+inline constexpr size_t kAhead = 2048;
+static BS_INLINE void fetch(const float* x) {
+#if defined(__GNUC__)
+  __builtin_prefetch(x);
+#else
+  (void)x;
+#endif
+}
+
 template <class E, class R>
 static void fused_fake(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out) {
   uint32_t buffer[kNoiseSize<R>];
@@ -77,6 +87,7 @@ static void fused_fake(const Piece& p, const Numbers& numbers, float* BS_RESTRIC
   for_blocks(p, [&](size_t s, auto n, size_t) BS_INLINE_LAMBDA {
     const uint32_t* z = R::kNoisy ? noise + s : noise;
     fused_fake_block<E, R>(p.x + s, n, rule, ties, z, out + s);
+    for (size_t i = 0; i < n; i += 16) fetch(p.x + s + i + kAhead);
   });
 }
 

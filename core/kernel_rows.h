@@ -244,15 +244,10 @@ static void row_fake(const void* from, size_t blocks, const Numbers& numbers, vo
   auto* y = static_cast<Type*>(to);
   GroupGrids g;
   __m512i v[kGroup];
-  if (blocks >= kGroup) {
-    for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
-  }
   for (; blocks >= kGroup; blocks -= kGroup, x += kGroup * kBlock, y += kGroup * kBlock) {
+    for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
     find_grids<T>(v, rule, g);
-    // The last group looks at itself once more.
-    const Type* next = blocks >= 2 * kGroup ? x + kGroup * kBlock : x;
     if (!g.ordinary) {
-      for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(next + b * kBlock);
       fake_one_by_one<E, T>(x, kGroup, numbers, y);
       continue;
     }
@@ -260,7 +255,6 @@ static void row_fake(const void* from, size_t blocks, const Numbers& numbers, vo
       const OnGrid<E, false> grid(g.limit[b], g.least[b]);
       __m512 low, high;
       Elements<T>::load(x + b * kBlock, low, high);
-      v[b] = Elements<T>::greatest(next + b * kBlock);
       ahead(x + b * kBlock);
       Elements<T>::store(y + b * kBlock, _mm512_castsi512_ps(grid(low)),
                          _mm512_castsi512_ps(grid(high)));

@@ -108,12 +108,21 @@ def dequantize(
     codes: Tensor, scale: Tensor, zero_point: Tensor | None, tensor_scale: Tensor | None, numbers: str,
     shape: Sequence[int], block: Sequence[int], *, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    bound = bound_to(numbers, tuple(shape), tuple(block))
+    type_index("dtype", dtype)
+    y = torch.empty(tuple(shape), dtype=dtype, device=CPU)
+    return dequantize_into(y, codes, scale, zero_point, tensor_scale, numbers, block)
+
+
+def dequantize_into(
+    y: Tensor, codes: Tensor, scale: Tensor, zero_point: Tensor | None, tensor_scale: Tensor | None,
+    numbers: str, block: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """y is contiguous memory of its own."""
+    bound = bound_to(numbers, tuple(y.shape), tuple(block))
     check_codes(codes, bound)
     given = _given(bound, checked_params(bound, codes.device, scale, zero_point, tensor_scale))
-    index = type_index("dtype", dtype)
+    index = type_index("dtype", y.dtype)
     codes = _aligned(codes.contiguous())
-    y = torch.empty(bound.layout.shape, dtype=dtype, device=CPU)
     bound.plan.dequantize(
         codes.data_ptr(), codes.nbytes, y.data_ptr(), y.nbytes, index, None, given, HOST, _threads()
     )

@@ -15,7 +15,7 @@ from blockscale.errors import DtypeError, OutError, ScaleError, ShapeError
 from blockscale.numerics.layout import Layout, bind
 from blockscale.numerics.native import Stored, checked_seed
 from blockscale.numerics.scheme import Scheme
-from blockscale.runtime import torch_library
+from blockscale.runtime import torch_cpu, torch_library
 from blockscale.runtime.torch_arrays import DTYPES
 from blockscale.runtime.torch_bound import FORMAT_OF, Gradient
 
@@ -74,11 +74,31 @@ def dequantize(
     if wanted not in FORMAT_OF:
         raise DtypeError("out" if out is not None else "dtype", wanted, f"one of {', '.join(DTYPES)}")
     numbers, block = _place_of(layout, layout.rank)
+    if out is not None and _takes_values(out, codes):
+        torch_cpu.dequantize_into(
+            out, codes, params.scales, params.zero_points, params.tensor_scale, numbers, block
+        )
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+        return out
     y: Tensor = _operators.dequantize.default(
         codes, params.scales, params.zero_points, params.tensor_scale, numbers, layout.shape, block,
         dtype=wanted,
     )  # fmt: skip
     return y if out is None else out.copy_(y)
+
+
+def _takes_values(out: Tensor, codes: Tensor) -> bool:
+    """Whether the core can write to it at once: plain memory in order, of the CPU, that no gradient watches."""
+    if torch.compiler.is_compiling() or type(out) is not Tensor or type(codes) is not Tensor:
+        return False
+    watched = torch.is_grad_enabled() and out.requires_grad
+    return (
+        out.device.type == codes.device.type == "cpu"
+        and out.is_contiguous()
+        and not watched
+        and out.data_ptr() % 4 == 0
+    )
 
 
 def _place(x: Tensor, layout: Layout | Scheme) -> tuple[str, tuple[int, ...]]:
