@@ -51,7 +51,9 @@ def model(
         value.type = ir.TensorType(ir.DataType.from_numpy(first.dtype))
         value.shape = ir.Shape(first.shape if shapes else [f"y{i}_{axis}" for axis in range(first.ndim)])
     given = [value for value in values if value is not None]
-    graph = ir.Graph(given, list(node.outputs), nodes=[node], opset_imports={"": opset, "blockscale": 1}, name="g")
+    graph = ir.Graph(
+        given, list(node.outputs), nodes=[node], opset_imports={"": opset, "blockscale": 1}, name="g"
+    )
     return ir.Model(graph, ir_version=10)
 
 
@@ -86,7 +88,11 @@ def layout_of(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...]) 
 
 def same(found: Any, expected: Any) -> None:
     """Bit for bit; any NaN is one NaN."""
-    assert found.dtype == expected.dtype and found.shape == expected.shape, (found.dtype, found.shape, expected.shape)
+    assert found.dtype == expected.dtype and found.shape == expected.shape, (
+        found.dtype,
+        found.shape,
+        expected.shape,
+    )
     if expected.dtype.kind in "iu":
         np.testing.assert_array_equal(found, expected)
         return

@@ -39,8 +39,7 @@ def unpacked(b: Body, stored: ir.Value, element: Format, rank: int, last: int | 
     wide = b.cast(stored, kind)
     if g > 1:
         pieces = b.cast(in_runs(b, b.cast(stored, ir.DataType.INT32), axis, g), kind)
-        weights = b.array(256 ** np.arange(g, dtype=number))
-        wide = b("ReduceSum", b("Mul", pieces, weights), b.i64([-1]), keepdims=0)
+        wide = _together(b, b("Mul", pieces, b.array(256 ** np.arange(g, dtype=number))), g)
     divisors = b.array((2**element.bits) ** np.arange(n, dtype=number))
     codes = b("Mod", b("Div", b("Unsqueeze", wide, b.i64([-1])), divisors), b.array(number(2**element.bits)))
     shape = [b("Mul", b.size_of(wide, axis), b.i64([n]))]
@@ -52,6 +51,14 @@ def unpacked(b: Body, stored: ir.Value, element: Format, rank: int, last: int | 
     if rank == 0:
         codes = b("Squeeze", codes, b.i64([0]))
     return _signed(b, b.cast(codes, ir.DataType.INT32), element)
+
+
+def _together(b: Body, parts: ir.Value, count: int) -> ir.Value:
+    """The sum along the last dimension. ONNX Runtime's ReduceSum of int64 goes through float64: not for 56 bits."""
+    total = b("Gather", parts, b.i64(0), axis=-1)
+    for i in range(1, count):
+        total = b("Add", total, b("Gather", parts, b.i64(i), axis=-1))
+    return total
 
 
 def _signed(b: Body, codes: ir.Value, element: Format) -> ir.Value:
@@ -77,7 +84,7 @@ def stored(b: Body, codes: ir.Value, element: Format, rank: int) -> ir.Value:
         codes = b("Add", codes, b.where(negative, b.i32(1 << element.bits), b.i32(0)))
     runs = b.cast(in_runs(b, codes, axis, n), kind)
     factors = b.array((2**element.bits) ** np.arange(n, dtype=number))
-    wide = b("ReduceSum", b("Mul", runs, factors), b.i64([-1]), keepdims=0)
+    wide = _together(b, b("Mul", runs, factors), n)
     divisors = b.array(256 ** np.arange(g, dtype=number))
     found = b("Mod", b("Div", b("Unsqueeze", wide, b.i64([-1])), divisors), b.array(number(256)))
     shape = [b("Mul", b.size_of(wide, axis), b.i64([g]))]

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from blockscale.forms.body import Body
 
 
-
 @dataclass(frozen=True)
 class Blocks:
     """`even`, a dimension: known to have no short block, and where it is one block as a whole, no empty one."""

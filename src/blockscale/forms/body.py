@@ -84,7 +84,7 @@ class Body:
 
     def function(self, domain: str, name: str, outputs: dict[str, ir.Value], said: str = "") -> ir.Function:
         """With the nodes that lead to `outputs` alone; an input that is given back goes through an Identity."""
-        results = []
+        results: list[ir.Value] = []
         for label, value in outputs.items():
             taken = value.producer() is None or any(value is one for one in results)
             value = self("Identity", value) if taken else value

@@ -75,9 +75,7 @@ def with_signs(b: Body, r: ir.Value, v: ir.Value, x: ir.Value, numbers: Numbers)
     if signs == PLUS:
         return b.where(is_zero, b.f32(0), r)
     of_zero, of_underflow, of_tiny = (b.f32(one) for one in signs)
-    kept = b.where(
-        b("Equal", x, b.f32(0)), of_zero, b.where(b("Equal", v, b.f32(0)), of_underflow, of_tiny)
-    )
+    kept = b.where(b("Equal", x, b.f32(0)), of_zero, b.where(b("Equal", v, b.f32(0)), of_underflow, of_tiny))
     return b.where(b("And", is_zero, b("Equal", kept, b.f32(0))), b.f32(0), r)
 
 

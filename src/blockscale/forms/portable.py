@@ -72,7 +72,9 @@ def _spec(node: ir.Node) -> Spec:
         dtype = found
     names = _INPUTS_OF.get(node.op_type, _INPUTS)
     given = tuple(
-        name for name, value in zip(names, node.inputs[1:], strict=False) if value is not None and value.name != ""
+        name
+        for name, value in zip(names, node.inputs[1:], strict=False)
+        if value is not None and value.name != ""
     )
     return Spec(node.op_type, numbers, Blocks.of(block, sizes), dtype, given, last)
 

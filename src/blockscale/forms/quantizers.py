@@ -107,7 +107,9 @@ def _on_grid(b: Body, spec: Spec, x: ir.Value, found: Chosen) -> tuple[ir.Value,
     else:
         v = b("Div", x, scale)
     low, high = _limits(b, numbers, found)
-    low, high = (spread(b, one, x, spec.blocks) if found.zero_point is not None else one for one in (low, high))
+    low, high = (
+        spread(b, one, x, spec.blocks) if found.zero_point is not None else one for one in (low, high)
+    )
     v = b("Min", b("Max", v, low), high)
     r = grid.rounded(b, v, numbers.element_format, str(numbers.rounding), row.nearly_half)
     return grid.with_signs(b, r, v, x, numbers), scale
@@ -117,8 +119,10 @@ def _limits(b: Body, numbers: Numbers, found: Chosen) -> tuple[ir.Value, ir.Valu
     """Least and greatest value on the grid, relative to the zero point."""
     element = numbers.element_format
     if numbers.quant_min is None or numbers.quant_max is None:
-        low = numbers.dialect_row.int_low * 2.0**-element.mantissa_bits if element.is_fixed else -element.max
-        return b.f32(low), b.f32(element.max)
+        least = (
+            numbers.dialect_row.int_low * 2.0**-element.mantissa_bits if element.is_fixed else -element.max
+        )
+        return b.f32(least), b.f32(element.max)
     low, high = b.f32(numbers.quant_min), b.f32(numbers.quant_max)
     if found.zero_point is None:
         return low, high

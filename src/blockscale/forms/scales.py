@@ -113,9 +113,7 @@ def _tensor_scaled(
     return Chosen(effective, stored, tensor_scale=t)
 
 
-def _affine(
-    b: Body, kept: ir.Value, blocks: Blocks, numbers: Numbers, tensor_format: str
-) -> Chosen:
+def _affine(b: Body, kept: ir.Value, blocks: Blocks, numbers: Numbers, tensor_format: str) -> Chosen:
     element = numbers.element_format
     high = b("Max", reduced(b, "ReduceMax", kept, blocks), b.f32(0))
     low = b("Min", reduced(b, "ReduceMin", kept, blocks), b.f32(0))
@@ -151,4 +149,3 @@ def _affine(
     else:
         zero = b("Add", b("Mul", low, b.f32(0)), b.f32(middle))
     return Chosen(scale, stored, zero)
-
