@@ -2,7 +2,7 @@
 
     b = Body(["x", "scale"])
     y = b("Mul", b("Round", b("Div", b["x"], b["scale"])), b["scale"])
-    function = b.function("blockscale.portable", "example", [y])
+    function = b.function("blockscale.portable", "example", {"y": y}, "an example", {})
 
 Operators are those that mean the same from opset 18 on: ONNX Runtime inlines a function into a model of
 whatever opset the model has.
@@ -82,8 +82,13 @@ class Body:
 
     # ------------------------------------------------------------------------------ done
 
-    def function(self, domain: str, name: str, outputs: dict[str, ir.Value], said: str = "") -> ir.Function:
-        """With the nodes that lead to `outputs` alone; an input that is given back goes through an Identity."""
+    def function(
+        self, domain: str, name: str, outputs: dict[str, ir.Value], said: str, told: dict[str, str]
+    ) -> ir.Function:
+        """With the nodes that lead to `outputs` alone; an input that is given back goes through an Identity.
+
+        said  for people; told  for programs: what of ours it stands for
+        """
         results: list[ir.Value] = []
         for label, value in outputs.items():
             taken = value.producer() is None or any(value is one for one in results)
@@ -100,7 +105,9 @@ class Body:
             list(self.inputs.values()), results, nodes=kept, opset_imports={"": OLDEST}, name=name
         )
         graph.doc_string = said
-        return ir.Function(domain, name, graph=graph, attributes=[])
+        made = ir.Function(domain, name, graph=graph, attributes=[])
+        made.metadata_props.update(told)
+        return made
 
     def _leading_to(self, results: Sequence[ir.Value]) -> list[ir.Node]:
         needed: set[ir.Node] = set()

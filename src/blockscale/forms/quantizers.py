@@ -6,6 +6,7 @@ and -0. What float32 cannot hold is refused (`why_not`).
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -37,6 +38,12 @@ class Spec:
     last: int | None = None
 
     @property
+    def told(self) -> dict[str, str]:
+        """For programs that read the file."""
+        block = json.dumps(list(self.blocks.block))
+        return {"op_type": self.op_type, "numbers": str(self.numbers), "block": block}
+
+    @property
     def rank(self) -> int:
         return len(self.blocks.block)
 
@@ -62,7 +69,9 @@ def function(spec: Spec, domain: str, name: str) -> ir.Function:
     b = Body([first, *spec.given])
     outputs = _MAKERS[spec.op_type](b, spec)
     block = "×".join(map(str, spec.blocks.block)) or "()"
-    return b.function(domain, name, outputs, f"{spec.op_type} of {spec.numbers} in blocks of {block}")
+    return b.function(
+        domain, name, outputs, f"{spec.op_type} of {spec.numbers} in blocks of {block}", spec.told
+    )
 
 
 # ------------------------------------------------------------------------------------------ parameters
@@ -82,7 +91,7 @@ def _stored(b: Body, spec: Spec) -> Chosen:
     return Chosen(wide, scale, zero)
 
 
-def _parameters(b: Body, spec: Spec, x: ir.Value) -> Chosen:
+def parameters(b: Body, spec: Spec, x: ir.Value) -> Chosen:
     if "scale" in spec.given:
         return _stored(b, spec)
     t = b["tensor_scale"] if "tensor_scale" in spec.given else None
@@ -129,11 +138,11 @@ def _limits(b: Body, numbers: Numbers, found: Chosen) -> tuple[ir.Value, ir.Valu
     return b("Sub", low, found.zero_point), b("Sub", high, found.zero_point)
 
 
-def _wide(b: Body, spec: Spec) -> ir.Value:
+def wide(b: Body, spec: Spec) -> ir.Value:
     return b["x"] if spec.dtype == ir.DataType.FLOAT else b.cast(b["x"], ir.DataType.FLOAT)
 
 
-def _narrow(b: Body, spec: Spec, y: ir.Value, finite: ir.Value | None = None) -> ir.Value:
+def narrowed(b: Body, spec: Spec, y: ir.Value, finite: ir.Value | None = None) -> ir.Value:
     """In the dtype of the tensor. What overflows becomes the largest finite value, unless the dialect's does not."""
     if spec.numbers.dialect_row.saturates:
         top = FORMATS[spec.tensor_format].max
@@ -148,12 +157,12 @@ def _narrow(b: Body, spec: Spec, y: ir.Value, finite: ir.Value | None = None) ->
 
 
 def _fake_quantize(b: Body, spec: Spec) -> dict[str, ir.Value]:
-    x = _wide(b, spec)
-    r, scale = _on_grid(b, spec, x, _parameters(b, spec, x))
+    x = wide(b, spec)
+    r, scale = _on_grid(b, spec, x, parameters(b, spec, x))
     y = b("Mul", r, scale)
     if spec.numbers.dialect_row.nonfinite == "pass":
         y = b.where(b.any_of(b("IsNaN", x), b("IsInf", x)), x, y)
-    return {"y": _narrow(b, spec, y)}
+    return {"y": narrowed(b, spec, y)}
 
 
 def _codes(b: Body, spec: Spec, x: ir.Value, found: Chosen) -> ir.Value:
@@ -169,13 +178,13 @@ def _codes(b: Body, spec: Spec, x: ir.Value, found: Chosen) -> ir.Value:
 
 
 def _quantize(b: Body, spec: Spec) -> dict[str, ir.Value]:
-    x = _wide(b, spec)
+    x = wide(b, spec)
     return {"codes": _codes(b, spec, x, _stored(b, spec))}
 
 
 def _dynamic_quantize(b: Body, spec: Spec) -> dict[str, ir.Value]:
-    x = _wide(b, spec)
-    found = _parameters(b, spec, x)
+    x = wide(b, spec)
+    found = parameters(b, spec, x)
     is_byte = spec.numbers.scale_format.bits == 8
     scale = b.cast(found.stored, ir.DataType.UINT8) if is_byte else found.stored
     zero, t = b.i32([]), b.f32([])
@@ -202,7 +211,7 @@ def _dequantize(b: Body, spec: Spec) -> dict[str, ir.Value]:
         if element.mantissa_bits:
             r = b("Mul", r, b.f32(2.0**-element.mantissa_bits))
     y = b("Mul", r, spread(b, found.effective, codes, spec.blocks))
-    return {"y": _narrow(b, spec, y, finite)}
+    return {"y": narrowed(b, spec, y, finite)}
 
 
 _MAKERS = {
