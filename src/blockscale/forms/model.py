@@ -71,7 +71,8 @@ class Edit:
             while name in taken:
                 number += 1
                 name = f"{base}_{number}"
-            self._functions[key] = make(self.domain, name)
+            made = self._functions[key] = make(self.domain, name)
+            made.opset_imports[""] = self.model.opset_imports[""]
         return ir.node(self._functions[key].name, list(inputs), domain=self.domain, num_outputs=count)
 
     def constant(self, graph: Any, tensor: ir.TensorProtocol, hint: str, key: Hashable) -> ir.Value:

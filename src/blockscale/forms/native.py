@@ -15,11 +15,13 @@ import onnx_ir as ir
 from blockscale.errors import UnknownNameError
 from blockscale.forms import native_functions, portable
 from blockscale.forms.blocks import Blocks
+from blockscale.forms.body import OLDEST
 from blockscale.forms.model import Edit, inlined, our_nodes, require_opset
 from blockscale.forms.native_constants import Constants
 from blockscale.forms.nodes import Read, read
 from blockscale.forms.quantizers import Spec
 from blockscale.forms.types import (
+    BLOCKED,
     RUNTIMES,
     Place,
     Runtime,
@@ -64,8 +66,13 @@ def _placed(found: Read) -> Place:
 
 
 def _opset(found: Read, runtime: Runtime) -> int:
-    needed = opset_for(_placed(found), code_type(found.numbers, runtime), scale_type(found.numbers, runtime))
-    return max(needed, 21 if found.op_type == "FakeQuantize" else 1)
+    types = [code_type(found.numbers, runtime)]
+    if found.op_type == "Dequantize":
+        types.append(scale_type(found.numbers, runtime))
+        return opset_for(_placed(found), *types)
+    if not has_its_grid(found.numbers, runtime):
+        return OLDEST
+    return max(BLOCKED, opset_for(_placed(found), *types))
 
 
 class _Writer:

@@ -54,16 +54,15 @@ class Constants:
     def _codes(self, found: Read) -> ir.Value:
         numbers, dtype = found.numbers, code_type(found.numbers, self.runtime)
         element = numbers.element_format
-        shape = _known(found)
+        shape, x = _known(found), found.x  # the node will read nothing by then
 
         def make() -> Any:
-            stored = _contents(found, found.x)
-            codes = unpack(stored, element, shape[-1] if shape else 1)
+            codes = unpack(_contents(found, x), element, shape[-1] if shape else 1)
             if element.is_fixed:
                 return codes.astype(dtype.numpy())
             return element.decode(codes).astype(dtype.numpy())
 
-        return self._lazy(found, found.x, "codes", dtype, shape, make)
+        return self._lazy(found, x, "codes", dtype, shape, make)
 
     def _check_range(self, found: Read) -> None:
         """A decoded value that overflows is the largest finite one with us, and Inf with DequantizeLinear."""
@@ -118,7 +117,7 @@ class Constants:
         hint = f"{source.name}_{what}" if not str(source.name).endswith(what) else str(source.name)
 
         def tensor() -> ir.TensorProtocol:
-            return ir.Tensor(make(), dtype=dtype, shape=ir.Shape(shape))
+            return ir.Tensor(make(), dtype=dtype, shape=ir.Shape(shape), name=hint)
 
         key = (source, what, dtype, shape)
         return self.edit.constant(

@@ -11,7 +11,7 @@ from blockscale.forms.blocks import spread
 from blockscale.forms.body import Body
 from blockscale.forms.quantizers import Spec, narrowed, parameters, wide
 from blockscale.forms.scales import Chosen
-from blockscale.forms.types import Place, Runtime, code_type, has_its_range, scale_type
+from blockscale.forms.types import Place, Runtime, code_type, has_its_range
 from blockscale.numerics.scheme import Numbers
 
 
@@ -39,7 +39,7 @@ def function(spec: Spec, place: Place, runtime: Runtime, domain: str, name: str)
         step = b.where(b("Equal", step, b.f32(0)), b.f32(1), step)
     if numbers.family == "affine":
         x = b.where(b("IsNaN", x), b.f32(0), x)
-    if not has_its_range(numbers, runtime):
+    if numbers.family == "affine" or not has_its_range(numbers, runtime):  # Inf wraps in some runtimes
         x = _limited(b, x, step, found, spec)
     y = _pair(b, x, step, found.zero_point, place, numbers, runtime)
     said = f"FakeQuantize of {numbers} as QuantizeLinear and DequantizeLinear"
@@ -68,17 +68,15 @@ def _pair(
     numbers: Numbers,
     runtime: Runtime,
 ) -> ir.Value:
-    codes, scales = code_type(numbers, runtime), scale_type(numbers, runtime)
-    if scales != ir.DataType.FLOAT:
-        step = b.cast(step, scales)
+    """Scales are float32 here: a byte of 0, 2^-127, is a subnormal number that few casts keep."""
+    codes = code_type(numbers, runtime)
     if place.scale_shape is not None:
         step = b("Reshape", step, b.i64(place.scale_shape))
     more = [step]
     if zero is not None:
         typed = b.cast(zero, codes)
         more.append(typed if place.scale_shape is None else b("Reshape", typed, b.i64(place.scale_shape)))
-    settings = dict(place.attributes)
+    settings = place.attributes
     to = {} if zero is not None else {"output_dtype": int(codes)}
     q = b("QuantizeLinear", x, *more, **settings, **to)
-    back = {} if scales == ir.DataType.FLOAT else {"output_dtype": int(ir.DataType.FLOAT)}
-    return b("DequantizeLinear", q, *more, **settings, **back)
+    return b("DequantizeLinear", q, *more, **settings)
