@@ -74,8 +74,9 @@ def _pair(
         step = b("Reshape", step, b.i64(place.scale_shape))
     more = [step]
     if zero is not None:
-        typed = b.cast(zero, codes)
-        more.append(typed if place.scale_shape is None else b("Reshape", typed, b.i64(place.scale_shape)))
+        if place.scale_shape is not None:
+            zero = b("Reshape", zero, b.i64(place.scale_shape))
+        more.append(b.cast(zero, codes))
     settings = place.attributes
     to = {} if zero is not None else {"output_dtype": int(codes)}
     q = b("QuantizeLinear", x, *more, **settings, **to)
