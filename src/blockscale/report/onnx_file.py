@@ -19,6 +19,7 @@ from blockscale.targets import onnx as onnx_target
 HEAD = ["tensor", "read by", "role", "layout", "shape", "stored", "as float", "ratio", "form"]
 
 ONNX = "ai.onnx"
+LONGEST = 400  # characters of what is wrong
 MOST = 8  # operators of a domain that the summary names
 
 
@@ -54,21 +55,17 @@ def facts(path: Path) -> Facts:
     model = onnx_target.read(path)
     try:
         return _facts(path, model)
-    except BlockscaleError:
-        raise
-    except Exception as error:  # a file can be wrong in every way, and onnx_ir says each in its own
-        told = f"{type(error).__name__}: {error}"[:500]
-        raise FileError(f"{path}: not a sound ONNX model ({told})") from error
+    except Exception as error:  # a file can be wrong in every way, and each is said in its own
+        told = str(error) if isinstance(error, BlockscaleError) else f"{type(error).__name__}: {error}"
+        raise FileError(f"{path}: not a sound ONNX model ({told[:LONGEST]})") from error
 
 
 def _facts(path: Path, model: ir.Model) -> Facts:
     tensors, constants = quantized_tensors(model)
     held = {id(tensor): tensor for tensor in _constants(model)}
     stored = sum(tensor.nbytes for tensor in held.values())
-    weights = [one for one in tensors if one.stored_bytes is not None and one.float_bytes is not None]
     outside = [tensor for tensor in held.values() if isinstance(tensor, ir.ExternalTensor)]
-    _check_outside(path, outside)
-    coded = sum(nbytes for nbytes, _ in constants.values())
+    _check_outside(outside)
     return Facts(
         file=str(path), ir_version=model.ir_version,
         opsets={domain or ONNX: version for domain, version in model.opset_imports.items()},
@@ -76,15 +73,15 @@ def _facts(path: Path, model: ir.Model) -> Facts:
         operators=_operators(model),
         functions=dict(Counter(function.domain or ONNX for function in model.functions.values())),
         parameters=sum(tensor.size for tensor in held.values())
-        - sum(elements for _, elements in constants.values()) + sum(one.elements or 0 for one in weights),
+        + sum(one.elements - one.size for one in constants.values()),
         stored_bytes=stored,
-        float_bytes=stored - coded + sum(one.float_bytes or 0 for one in weights),
+        float_bytes=stored + sum(one.float_bytes - one.nbytes for one in constants.values()),
         external_files=tuple(sorted({Path(tensor.path).name for tensor in outside})),
         tensors=tuple(tensors), runs=places(model),
     )  # fmt: skip
 
 
-def _check_outside(path: Path, tensors: list[ir.ExternalTensor]) -> None:
+def _check_outside(tensors: list[ir.ExternalTensor]) -> None:
     sizes: dict[str, int] = {}
     for tensor in tensors:
         file = str(tensor.path)
@@ -92,7 +89,7 @@ def _check_outside(path: Path, tensors: list[ir.ExternalTensor]) -> None:
             sizes[file] = Path(file).stat().st_size
         if (tensor.offset or 0) + tensor.nbytes > sizes[file]:
             raise FileError(
-                f"{path}: weight {tensor.name!r} ends at byte {(tensor.offset or 0) + tensor.nbytes} of "
+                f"weight {tensor.name!r} ends at byte {(tensor.offset or 0) + tensor.nbytes} of "
                 f"{tensor.path}, which has {sizes[file]}: the file is truncated, or of another model"
             )
 
@@ -131,7 +128,7 @@ def summary(found: Facts, size: Callable[[int], str]) -> list[list[str]]:
     rows = [
         ["file", found.file + (f", written by {found.producer}" if found.producer else "")],
         ["version", f"IR {found.ir_version}, opsets " + ", ".join(f"{d} {v}" for d, v in found.opsets.items())],
-        ["quantized", f"{len(weights)} weights, {len(found.tensors) - len(weights)} activations"],
+        ["quantized", f"weights: {len(weights)}, activations: {len(found.tensors) - len(weights)}"],
         ["parameters", f"{found.parameters:,}: {size(found.stored_bytes)} stored, "
                        f"{size(found.float_bytes)} in float{_ratio(found.stored_bytes, found.float_bytes)}"],
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,15 +25,15 @@ from blockscale.graph.onnx_snapshot import arguments, qualified
 from blockscale.graph.onnx_types import constant_tensor, dtype_of, shape_of
 from blockscale.graph.ops import QUANTIZERS, moves
 from blockscale.graph.overlay import Graph
-from blockscale.graph.quant import Quant, logical_meta
+from blockscale.graph.quant import Quant
 from blockscale.graph.view import Meta, Node, Value
 from blockscale.numerics.scheme import Numbers, Scheme, numbers_named
 from blockscale.recipe_rules import scheme_text
 
 PORTABLE = f"{DOMAIN}.portable"  # domain of functions that say our operators in those of ONNX
-LARGEST = 1 << 18  # nodes, calls of functions written out: a small file may stand for any number
+LARGEST = 1 << 20  # nodes, calls of functions written out: a small file may stand for any number
 
-_CODES = re.compile(r"(_bs\d+)+$|_codes(_\d+)?$")  # what we put behind names of tensors
+_MADE = re.compile(r"((_fq|_q|_codes)?_bs\d+)+$|_codes(_\d+)?$")  # what we put behind names of tensors
 _KINDS = {"fakequantize": "fake_quantize", "dequantize": "dequantize", "dynamicquantize": "quantize",
           "quantize": "quantize"}  # fmt: skip
 
@@ -63,18 +63,33 @@ class Tensor:
         return self.stored_bytes / self.float_bytes
 
 
-# Of what constants of the model weights are stored in: identity of the tensor → (bytes, elements).
-Constants = dict[int, tuple[int, int]]
+@dataclass(frozen=True)
+class Held:
+    """A constant that a quantized weight is stored in, and what it stands for: nothing, if it is a scale."""
+
+    nbytes: int
+    size: int
+    elements: int = 0
+    float_bytes: int = 0
+
+
+Constants = dict[int, Held]  # by identity of the tensor
 
 
 def quantized_tensors(model: ir.Model) -> tuple[list[Tensor], Constants]:
     """In the order of the graph, weights and activations."""
     walk = _Walk(model)
     walk.graph(models.snapshot(model), _Frame(None, None))
+    tensors = [row.finished() for row in walk.rows.values()]
     constants: Constants = {}
-    for row in walk.rows.values():
-        constants |= row.constants
-    return [row.finished() for row in walk.rows.values()], constants
+    for row, tensor in zip(walk.rows.values(), tensors, strict=True):
+        if row.codes is None:
+            constants |= row.constants
+        elif tensor.elements is not None and tensor.float_bytes is not None:
+            held = row.constants[row.codes]
+            stands_for = Held(held.nbytes, held.size, tensor.elements, tensor.float_bytes)
+            constants |= {**row.constants, row.codes: stands_for}
+    return tensors, constants
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +130,7 @@ class _Row:
     readers: dict[str, None] = field(default_factory=dict)
     forms: dict[str, None] = field(default_factory=dict)
     constants: Constants = field(default_factory=dict)
+    codes: int | None = None  # which of the constants
 
     def finished(self) -> Tensor:
         shape = None if self.meta is None else tuple(_size(n) for n in self.meta.shape)
@@ -123,7 +139,7 @@ class _Row:
         floats = None
         if elements is not None and self.meta is not None:
             floats = elements * np.dtype(self.meta.dtype).itemsize
-        stored = sum(nbytes for nbytes, _ in self.constants.values()) if self.role == "weight" else None
+        stored = sum(held.nbytes for held in self.constants.values()) if self.role == "weight" else None
         return Tensor(
             self.name, tuple(self.readers), self.role, self.layout, shape, stored, floats, elements,
             tuple(self.forms),
@@ -139,16 +155,12 @@ class _Walk:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.rows: dict[Any, _Row] = {}
-        self.seen = 0
         self.holding = _holding(model)
         self.snapshots: dict[Any, Any] = {}
 
     def graph(self, graph: Graph, frame: _Frame) -> None:
         for one in graph.walk():
             for node in one.nodes:
-                self.seen += 1
-                if self.seen > LARGEST:
-                    raise FileError(f"the model stands for more than {LARGEST} nodes, functions written out")
                 self.node(node, one, frame)
 
     def node(self, node: Node, graph: Any, frame: _Frame) -> None:
@@ -185,35 +197,27 @@ class _Walk:
         self, kind: str, node: Node, frame: _Frame, quant: Quant | tuple[Numbers, tuple[int, ...]] | None,
         operands: list[Value | None],
     ) -> None:  # fmt: skip
-        first = operands[0] if operands else None
-        if first is None or not node.outputs:
+        if not operands or operands[0] is None or not node.outputs:
             return
-        source, home = frame.inward(first)
-        constant = _tensor(source)
-        if kind == "quantize":
+        source, home = frame.inward(operands[0])
+        tensor, where = _tensor(source), source
+        is_weight = tensor is not None
+        if kind == "quantize" or (kind == "fake_quantize" and not is_weight):
             where, home = frame.outward(node.outputs[0])
-        else:
-            where = source
-        if kind == "fake_quantize":
-            where, home = frame.outward(node.outputs[0])
-        key = id(home), id(where.origin)
-        meta = logical_meta(node) if kind in QUANTIZERS and "quant" in node.params else _logical(kind, node)
-        name = (
-            source.name
-            if constant is not None or not (kind == "quantize" and home is not frame)
-            else where.name
-        )
-        if kind == "fake_quantize":
-            name = source.name
-        row = self.rows.setdefault(key, _Row(_CODES.sub("", name) or name, "activation", _words(quant), meta))
-        row.meta = row.meta or meta
+        is_made_inside = kind == "quantize" and home is not frame and not is_weight
+        name = where.name if is_made_inside else source.name
+        value = node.outputs[0] if kind == "dequantize" else operands[0]
+        made = _Row(_MADE.sub("", name) or name, "activation", _words(quant, is_weight), value.meta)
+        layout = made.layout if is_weight and kind != "quantize" else ""  # one weight may have several
+        row = self.rows.setdefault((id(home), id(where.origin), layout), made)
+        row.meta = row.meta or value.meta
+        if tensor is not None:
+            row.role, row.codes = "weight", id(tensor)
         row.forms[_form(node, frame)] = None
-        if constant is not None:
-            row.role = "weight"
         for operand in operands:
             tensor = None if operand is None else _tensor(frame.inward(operand)[0])
             if tensor is not None:
-                row.constants[id(tensor)] = tensor.nbytes, tensor.size
+                row.constants[id(tensor)] = Held(tensor.nbytes, tensor.size)
         row.readers |= dict.fromkeys(self.readers(node.outputs[0], frame, codes=kind == "quantize"))
 
     def readers(self, value: Value, frame: _Frame, codes: bool) -> Iterator[str]:
@@ -269,23 +273,34 @@ class _Walk:
 
 
 def _holding(model: ir.Model) -> set[Any]:
-    """Functions that quantize, or call one that does. FileError: one calls itself."""
-    found: dict[Any, bool] = {}
+    """Functions that quantize, or call one that does.
 
-    def holds(identifier: Any, path: tuple[Any, ...]) -> bool:
+    FileError: one calls itself, or they call each other so often that the model stands for too many nodes.
+    """
+    found: dict[Any, tuple[bool, int]] = {}
+
+    def read(nodes: Iterable[ir.Node], path: tuple[Any, ...]) -> tuple[bool, int]:
+        holds, size = False, 0
+        for node in nodes:
+            inner = node.op_identifier()
+            more = look(inner, path) if inner in model.functions else (False, 1)
+            holds |= more[0] or qualified(node) in READERS or (more[1] > 1 and inner[0] == PORTABLE)
+            size += more[1]
+        if size > LARGEST:
+            raise FileError(f"the model stands for more than {LARGEST} nodes, functions written out")
+        return holds, size + 1
+
+    def look(identifier: Any, path: tuple[Any, ...]) -> tuple[bool, int]:
         if identifier in path:
             raise FileError(f"function {'::'.join(identifier[:2])} of the model calls itself")
         if identifier not in found:
-            answers = []
-            for node in model.functions[identifier].all_nodes():
-                inner = node.op_identifier()
-                is_call = inner in model.functions
-                answers.append(qualified(node) in READERS or (is_call and inner[0] == PORTABLE))
-                answers.append(is_call and holds(inner, (*path, identifier)))
-            found[identifier] = any(answers)
+            found[identifier] = read(model.functions[identifier].all_nodes(), (*path, identifier))
         return found[identifier]
 
-    return {identifier for identifier in model.functions if holds(identifier, ())}
+    for identifier in model.functions:
+        look(identifier, ())
+    read(model.graph.all_nodes(), ())
+    return {identifier for identifier, (holds, _) in found.items() if holds}
 
 
 def _say(node: ir.Node, given: Mapping[str, ir.Attr]) -> None:
@@ -330,7 +345,7 @@ def _read_call(node: Node, graph: Any) -> tuple[str, list[Value | None], Quant] 
 
 
 def _named(node: Node) -> str:
-    own = node.origin.name if isinstance(node.origin, ir.Node) else ""
+    own = _MADE.sub("", node.origin.name or "") if isinstance(node.origin, ir.Node) else ""
     operator = node.call.name.removeprefix("ai.onnx::")
     return f"{own} ({operator})" if own else operator
 
@@ -346,19 +361,19 @@ def _form(node: Node, frame: _Frame) -> str:
     return f"{name} in {frame.call.call.name.removeprefix(f'{DOMAIN}::')}"
 
 
-def _words(quant: Quant | tuple[Numbers, tuple[int, ...]] | None) -> str:
+def _words(quant: Quant | tuple[Numbers, tuple[int, ...]] | None, is_weight: bool) -> str:
     if quant is None:
         return ""
     numbers, block = (quant.numbers, quant.block) if isinstance(quant, Quant) else quant
-    return scheme_text(scheme_of(numbers, block))
+    return scheme_text(_scheme(numbers, block, is_weight))
 
 
-def scheme_of(numbers: Numbers, block: tuple[int, ...]) -> Scheme:
-    """The scheme of few words that has these blocks on this rank."""
+def _scheme(numbers: Numbers, block: tuple[int, ...], is_weight: bool) -> Scheme:
+    """The scheme of few words that has these blocks on this rank. Weights have channels, activations tokens."""
     blocked = [i for i, b in enumerate(block) if b != 1]
     single = [i for i, b in enumerate(block) if b != 0]
     fields = {name: getattr(numbers, name) for name in Numbers.__dataclass_fields__}
-    if len(single) < len(blocked) or (len(single) == len(blocked) and not blocked):
+    if len(single) < len(blocked) or not blocked or (is_weight and [block[i] for i in single] == [1]):
         return Scheme(**fields, axis=tuple(single), block=tuple(block[i] for i in single), others=0)
     axes = tuple(i - len(block) for i in blocked)
     return Scheme(**fields, axis=axes, block=tuple(block[i] for i in blocked), others=1)
@@ -371,11 +386,6 @@ def _told(notes: Mapping[str, Any]) -> tuple[Numbers, tuple[int, ...]] | None:
         return None
     sizes = json.loads(block) if isinstance(block, str) else block
     return numbers_named(numbers), tuple(int(n) for n in sizes)
-
-
-def _logical(kind: str, node: Node) -> Meta | None:
-    value = node.outputs[0] if kind == "dequantize" else node.slots[0]
-    return None if value is None else value.meta
 
 
 def _tensor(value: Value) -> ir.TensorProtocol | None:

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 
-_HEAD = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ")
+_HEAD = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : (\S+\.(cc|h):\d+ .*\) (?=[A-Z]))?")
 
 
 def main() -> None:
