@@ -101,7 +101,7 @@ def quantize(
     onnx_only = {"--form": form, "--compat": compat, "--library": libraries}
     for option, given in onnx_only.items():
         if given and model.suffix != ".onnx":
-            raise click.UsageError(f"{option} is for .onnx files, {model.name} is none")
+            raise click.UsageError(one_line(f"{option} is for .onnx files, {model.name} is none"))
     arguments = {
         "compat": compat, "libraries": libraries or None, "method": None if method is None else _method(method),
         "calibration": None if calibration is None else _data(calibration, shapes, "--calibration"),
@@ -118,13 +118,14 @@ def quantize(
     made.save(out, **_said({"form": form}))
     progress(1)
     seconds = time.perf_counter() - started
+    size = _on_disk(out, made.report.bytes_after)
     if as_json:
-        facts = {"file": str(out), "file_bytes": _on_disk(out), "form": form, "seconds": seconds}
+        facts = {"file": str(out), "file_bytes": size, "form": form, "seconds": seconds}
         return print_json({**facts, **made.report.to_dict()})
     from blockscale.report import quantized
 
     print_table([], quantized.rows(made.report), left=(0, 1))
-    click.echo(f"{printable(str(out))}: {bytes_text(_on_disk(out))}, written after {seconds:.1f} s")
+    click.echo(f"{printable(str(out))}: {bytes_text(size)}, written after {seconds:.1f} s")
     click.echo(quantized.next_steps(printable(str(model)), printable(str(out)), form))
     return None
 
@@ -150,10 +151,11 @@ def _check_files(model: Path, out: Path, force: bool) -> None:
         raise click.UsageError(one_line(f"-o {out} is MODEL itself: --force writes over it"))
 
 
-def _on_disk(path: Path) -> int:
-    """With the files of weights that `save` puts beside it."""
-    beside = (path.parent / f"{path.name}{end}" for end in ("", ".data", ".2.data"))
-    return sum(one.stat().st_size for one in beside if one.is_file())
+def _on_disk(path: Path, weights: int) -> int:
+    """With the file that `save` puts beside it for weights that do not fit into one."""
+    size = path.stat().st_size
+    beside = [path.with_name(f"{path.name}{end}") for end in (".data", ".2.data")] if size < weights else []
+    return size + sum(one.stat().st_size for one in beside if one.is_file())
 
 
 def _method(text: str) -> Any:

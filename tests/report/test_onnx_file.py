@@ -20,7 +20,7 @@ from onnx import helper
 import blockscale as bs
 from blockscale.cli import main
 from blockscale.errors import FileError
-from blockscale.report import onnx_runs
+from blockscale.report import onnx_quantized, onnx_runs
 from blockscale.report.onnx_file import Facts, facts
 from models.onnx_nets import CASES, random
 
@@ -173,22 +173,45 @@ def test_operators_of_quark(tmp_path: Path) -> None:
     assert found.tensors[1].ratio == 1 and "com.amd.quark::MXQuantizeDequantize × 2" in found.runs[0].why
 
 
-def test_portable_functions(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name, notes",
+    [
+        ("dequantize_mxfp4", {"numbers": "mxfp4", "block": "[32, 1]"}),
+        ("Dequantize_mxfp4_32x1", {}),
+        ("Dequantize_mxfp4_32x1_2", {}),
+    ],
+)
+def test_portable_functions(tmp_path: Path, name: str, notes: dict[str, str]) -> None:
     body = [helper.make_node("Cast", ["c"], ["y"], to=T.FLOAT)]
     function = helper.make_function(
-        "blockscale.portable", "dequantize_mxfp4", ["c", "s"], ["y"], body, [helper.make_opsetid("", 21)]
+        "blockscale.portable", name, ["c", "s"], ["y"], body, [helper.make_opsetid("", 21)]
     )
-    function.metadata_props.add(key="numbers", value="mxfp4")
-    function.metadata_props.add(key="block", value="[32, 1]")
+    for key, value in notes.items():
+        function.metadata_props.add(key=key, value=value)
     nodes = [
-        helper.make_node("dequantize_mxfp4", ["wq", "ws"], ["wd"], domain="blockscale.portable"),
+        helper.make_node(name, ["wq", "ws"], ["wd"], domain="blockscale.portable"),
         helper.make_node("MatMul", ["x", "wd"], ["y"]),
     ]
     weights = [zeros("wq", "uint8", 64, 32), zeros("ws", "uint8", 2, 32)]
     path = saved(tmp_path / "a.onnx", nodes, weights, functions=[function], domains=["blockscale.portable"])
     found = facts(path)
     assert told(found) == [("wq", "weight", "mxfp4, 32 along axis -2", (64, 32), 2112, ("MatMul",))]
-    assert found.tensors[0].forms == ("blockscale.portable::dequantize_mxfp4",) and found.runs[0].runs
+    assert found.tensors[0].forms == (f"blockscale.portable::{name}",) and found.runs[0].runs
+
+
+@pytest.mark.parametrize(
+    "name, layout",
+    [
+        ("FakeQuantize_mxint8_rounding_half_away_dialect_quark_1x32",
+         "mxint8,rounding=half_away,dialect=quark, 32 along axis -1"),
+        ("Quantize_int8_dynamic_false_0x0", "int8,dynamic=false, whole tensor"),
+        ("FakeQuantize_int4_scale_bf16_1x128_3", "int4,scale=bf16, 128 along axis -1"),
+        ("FakeQuantize_int8_quant_min_127_0x0", ""),  # its sign is not in the name
+        ("FakeQuantize", ""),
+    ],
+)  # fmt: skip
+def test_layouts_from_names(name: str, layout: str) -> None:
+    assert onnx_quantized._words(onnx_quantized._from_name(name), False) == layout
 
 
 def test_functions_with_arguments(tmp_path: Path) -> None:
@@ -350,13 +373,6 @@ def test_weights_that_are_not_there(outside: Path) -> None:
 # ------------------------------------------------------------------------------------------ where it runs
 
 
-def test_without_onnxruntime(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_runs, "find_spec", lambda name: None)
-    stock, library = facts(quantized).runs
-    assert stock.runs is None and library.runs is None
-    assert "not installed; it has no blockscale::Dequantize" in stock.why
-
-
 def test_a_death_of_onnxruntime_is_a_line(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def died(command: Any, **_: Any) -> Any:
         return subprocess.CompletedProcess(command, -11, b"", b"")
@@ -378,3 +394,23 @@ def test_newer_than_onnxruntime(tmp_path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
     found = facts(path)
     assert not found.runs[0].runs and "99" in found.runs[0].why
+
+
+def test_what_is_no_tensor_of_numbers(tmp_path: Path) -> None:
+    """Strings, sparse weights, sequences, and a quantize of what nobody knows the shape of."""
+    words = helper.make_tensor("words", T.STRING, [2], ["a", "b" * 2000])
+    nodes = [
+        helper.make_node("Identity", ["words"], ["more"]),
+        helper.make_node("SequenceConstruct", ["x", "x"], ["xs"]),
+        helper.make_node("Anything", ["x"], ["u"], domain="else"),
+        helper.make_node("QuantizeLinear", ["u", "s"], ["q"], output_dtype=T.INT8),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["y"]),
+    ]
+    path = saved(tmp_path / "a.onnx", nodes, [words, array("s", np.float32(1))], domains=["else"])
+    proto = onnx.load(path)
+    values = helper.make_tensor("sparse", T.FLOAT, [2], [1.0, 2.0])
+    indices = helper.make_tensor("indices", T.INT64, [2], [0, 3])
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 4]))
+    onnx.save(proto, path)
+    shown = ran("inspect", path)
+    assert "it has no else::Anything × 1" in shown

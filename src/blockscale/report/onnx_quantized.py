@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from blockscale.errors import FileError
+from blockscale.errors import BlockscaleError, FileError
 from blockscale.graph import models
 from blockscale.graph.args import Unreadable
 from blockscale.graph.onnx_facts import facts_in
@@ -191,7 +191,7 @@ class _Walk:
         kind = next((kind for name, kind in _KINDS.items() if squeezed.startswith(name)), None)
         if kind is None:
             return
-        self.quantizer(kind, node, frame, _told(told), list(node.slots))
+        self.quantizer(kind, node, frame, _told(told) or _from_name(node.origin.op_type), list(node.slots))
 
     def quantizer(
         self, kind: str, node: Node, frame: _Frame, quant: Quant | tuple[Numbers, tuple[int, ...]] | None,
@@ -386,6 +386,22 @@ def _told(notes: Mapping[str, Any]) -> tuple[Numbers, tuple[int, ...]] | None:
         return None
     sizes = json.loads(block) if isinstance(block, str) else block
     return numbers_named(numbers), tuple(int(n) for n in sizes)
+
+
+# `FakeQuantize_mxint8_rounding_half_away_1x32`, `…_2`: a name has no sign and no comma.
+_NAME = re.compile(r"[A-Za-z]+_(?P<numbers>\w+?)_(?P<block>\d+(x\d+)*)(_\d+)?")
+_SETTING = re.compile(r"_(rule|rounding|scale|dialect|dynamic|zero_point)_")
+
+
+def _from_name(name: str) -> tuple[Numbers, tuple[int, ...]] | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        numbers = numbers_named(_SETTING.sub(r",\1=", match["numbers"]))
+    except BlockscaleError:
+        return None
+    return numbers, tuple(map(int, match["block"].split("x")))
 
 
 def _tensor(value: Value) -> ir.TensorProtocol | None:

@@ -18,6 +18,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from blockscale.runtime.onnx_calibrate import without_initializers
+
 SECONDS = 120  # that onnxruntime may think about a graph
 LONGEST = 160  # characters of what it says
 MOST = 6  # operators that are named
@@ -43,9 +45,6 @@ def places(model: ir.Model) -> tuple[Place, ...]:
     """Stock onnxruntime, and onnxruntime with our operators."""
     strange, lacking = _strange(model), _lacking(model)
     ours = f"onnxruntime with {LIBRARY}"
-    if find_spec("onnxruntime") is None:
-        why = "; ".join(filter(None, ("onnxruntime is not installed", strange, lacking)))
-        return Place("stock onnxruntime", None, why), Place(ours, None, why)
     library, missing = _library()
     told = _tried(_shell(model).SerializeToString(), library)
     stock = _place(f"stock onnxruntime {told['version']}", told, "stock", lacking)
@@ -112,15 +111,7 @@ def _library() -> tuple[str | None, str]:
 
 def _shell(model: ir.Model) -> onnx.ModelProto:
     """The model with its large constants as inputs, which a session takes the types of, and nothing more."""
-    graph = model.graph
-    proto = onnx.ModelProto(ir_version=model.ir_version)
-    for domain, version in model.opset_imports.items():
-        proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
-    proto.functions.extend(ir.serde.serialize_function(function) for function in model.functions.values())
-    proto.graph.name = graph.name or "graph"
-    proto.graph.input.extend(ir.serde.serialize_value(value) for value in graph.inputs)
-    proto.graph.output.extend(ir.serde.serialize_value(value) for value in graph.outputs)
-    proto.graph.node.extend(ir.serde.serialize_node(node) for node in graph)
+    graph, proto = model.graph, without_initializers(model)
     given = {value.name for value in graph.inputs}
     for name, value in graph.initializers.items():
         tensor = value.const_value

@@ -250,7 +250,7 @@ def _loaded(folder: Path, inputs: Sequence[Input]) -> Iterator[dict[str, Array]]
 
 def _load_archive(file: Path) -> dict[str, Array]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return dict(archive)
     except (ValueError, EOFError, OSError, TypeError, AttributeError, BadZipFile, KeyError) as error:
         raise CalibrationError(f"calibration file {str(file)!r} cannot be read: {error}") from error
