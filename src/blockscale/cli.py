@@ -23,6 +23,7 @@ from blockscale.cli_output import (
 from blockscale.errors import BlockscaleError
 
 _INTERRUPTED = 130  # as shells say it: 128 and the number of SIGINT
+_LONGEST = 300  # characters of an error that nobody foresaw
 
 
 class _Group(click.Group):
@@ -35,23 +36,28 @@ class _Group(click.Group):
             progress(1)
             click.echo("Interrupted", err=True)
             sys.exit(_INTERRUPTED)
-        except (BlockscaleError, OSError, ModuleNotFoundError) as error:
-            # click ends quietly where a pipe was closed
-            if isinstance(error, BrokenPipeError) or ctx.params.get("debug"):
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise  # click's own; and it ends quietly where a pipe was closed
+        except Exception as error:
+            if ctx.params.get("debug"):
                 raise
             progress(1)
             raise click.ClickException(one_line(_text(error))) from None
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     if isinstance(error, BlockscaleError):
         return str(error)
-    if not isinstance(error, ModuleNotFoundError):
-        return f"{type(error).__name__}: {error}"
-    from blockscale.report.doctor import PACKAGES, install_hint
+    if isinstance(error, ModuleNotFoundError):
+        from blockscale.report.doctor import PACKAGES, install_hint
 
-    package = (error.name or "").partition(".")[0]
-    return f"{package} is not installed: {install_hint(package)}" if package in PACKAGES else str(error)
+        package = (error.name or "").partition(".")[0]
+        return f"{package} is not installed: {install_hint(package)}" if package in PACKAGES else str(error)
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    while error.__cause__ is not None:  # others say what they were doing, and the whole graph with it
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error)[:_LONGEST]} (blockscale --debug … shows where)"
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -177,6 +177,16 @@ def test_truncated_models(model: Path, tmp_path: Path, size: int) -> None:
     assert not (tmp_path / "out.onnx").exists()
 
 
+def test_models_that_are_not_sound(model: Path, tmp_path: Path) -> None:
+    """What nobody foresaw is a line too."""
+    proto = onnx.load(model)
+    proto.graph.initializer[0].dims[0] += 1
+    onnx.save(proto, model)
+    told = refused(1, "quantize", model, "-r", "mxfp4", "-o", tmp_path / "out.onnx")
+    assert "cannot reshape" in told and len(told) < 1000
+    assert not (tmp_path / "out.onnx").exists()
+
+
 def test_names_of_files_are_printed_safely(model: Path, tmp_path: Path) -> None:
     evil = model.rename(tmp_path / "a\x1b[2Jb.onnx")
     shown = ran("quantize", evil, "-r", "mxfp4", "-o", tmp_path / "c\x1b[2Jd.onnx")

@@ -414,3 +414,14 @@ def test_what_is_no_tensor_of_numbers(tmp_path: Path) -> None:
     onnx.save(proto, path)
     shown = ran("inspect", path)
     assert "it has no else::Anything × 1" in shown
+
+
+def test_with_a_library(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runs, "_library", lambda: ("/no/such/library.so", ""))
+    stock, library = facts(quantized).runs
+    assert stock.runs is False and "it has no blockscale::Dequantize" in stock.why
+    assert library.runs is False and "/no/such/library.so" in library.why
+    monkeypatch.setattr(
+        onnx_runs, "_tried", lambda proto, path: {"version": "1", "stock": "no", "library": ""}
+    )
+    assert facts(quantized).runs[1] == onnx_runs.Place("onnxruntime with our operator library", True, "")
