@@ -18,8 +18,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from blockscale.runtime.onnx_calibrate import without_initializers
-
 SECONDS = 120  # that onnxruntime may think about a graph
 LONGEST = 160  # characters of what it says
 MOST = 6  # operators that are named
@@ -111,18 +109,21 @@ def _library() -> tuple[str | None, str]:
 
 def _shell(model: ir.Model) -> onnx.ModelProto:
     """The model with its large constants as inputs, which a session takes the types of, and nothing more."""
-    graph, proto = model.graph, without_initializers(model)
-    given = {value.name for value in graph.inputs}
-    for name, value in graph.initializers.items():
+    copy = model.clone()
+    given = set(copy.graph.inputs)
+    for name, value in list(copy.graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or name in given:
+        if tensor is None or (tensor.nbytes < SMALL and not isinstance(tensor, ir.ExternalTensor)):
             continue
-        if tensor.nbytes < SMALL and not isinstance(tensor, ir.ExternalTensor):
-            proto.graph.initializer.append(ir.serde.serialize_tensor(tensor))
-        else:
-            kind = onnx.helper.make_tensor_type_proto(int(tensor.dtype), list(tensor.shape.numpy()))
-            proto.graph.input.append(onnx.ValueInfoProto(name=name, type=kind))
-    return proto
+        del copy.graph.initializers[name]
+        value.const_value, value.type, value.shape = (
+            None,
+            ir.TensorType(tensor.dtype),
+            ir.Shape(tensor.shape.numpy()),
+        )
+        if value not in given:
+            copy.graph.inputs.append(value)
+    return ir.to_proto(copy)
 
 
 def _tried(proto: bytes, library: str | None) -> dict[str, str]:
@@ -136,5 +137,7 @@ def _tried(proto: bytes, library: str | None) -> dict[str, str]:
     lines = done.stdout.decode(errors="replace").splitlines()
     found = {"version": "", "failed": f"onnxruntime died of it, exit code {done.returncode}"}
     for line in lines:
+        if not line.startswith("{"):
+            continue  # a library may print what it likes
         found |= {key: str(value) for key, value in json.loads(line).items()}
     return found

@@ -190,10 +190,16 @@ def _array(value: Any) -> Any:
 def without_weights(model: ir.Model, outputs: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """The model giving `outputs` too, and the arrays of initializers that it only names."""
     graph = model.graph
-    proto = without_initializers(model)
-    proto.ir_version = min(model.ir_version, OLD_IR)
+    proto = onnx.ModelProto(ir_version=min(model.ir_version, OLD_IR))
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
+    proto.functions.extend(ir.serde.serialize_function(function) for function in model.functions.values())
+    proto.graph.name = graph.name or "graph"
+    proto.graph.input.extend(ir.serde.serialize_value(value) for value in graph.inputs)
+    proto.graph.output.extend(ir.serde.serialize_value(value) for value in graph.outputs)
     present = {value.name for value in graph.outputs}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs if name not in present)
+    proto.graph.node.extend(ir.serde.serialize_node(node) for node in graph)
     given = {value.name for value in graph.inputs}
     weights = {}
     for name, value in graph.initializers.items():
@@ -206,20 +212,6 @@ def without_weights(model: ir.Model, outputs: Sequence[str]) -> tuple[onnx.Model
             weights[name] = _contents(tensor, name)
             proto.graph.initializer.append(_named(name, tensor))
     return proto, weights
-
-
-def without_initializers(model: ir.Model) -> onnx.ModelProto:
-    """Everything else that it takes to run."""
-    graph = model.graph
-    proto = onnx.ModelProto(ir_version=model.ir_version)
-    for domain, version in model.opset_imports.items():
-        proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
-    proto.functions.extend(ir.serde.serialize_function(function) for function in model.functions.values())
-    proto.graph.name = graph.name or "graph"
-    proto.graph.input.extend(ir.serde.serialize_value(value) for value in graph.inputs)
-    proto.graph.output.extend(ir.serde.serialize_value(value) for value in graph.outputs)
-    proto.graph.node.extend(ir.serde.serialize_node(node) for node in graph)
-    return proto
 
 
 def _inline(tensor: ir.TensorProtocol, name: str) -> onnx.TensorProto:
