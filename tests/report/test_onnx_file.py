@@ -20,7 +20,7 @@ from onnx import helper
 import blockscale as bs
 from blockscale.cli import main
 from blockscale.errors import FileError
-from blockscale.report import onnx_quantized, onnx_runs
+from blockscale.report import onnx_layouts, onnx_runs
 from blockscale.report.onnx_file import Facts, facts
 from models.onnx_nets import CASES, random
 
@@ -211,7 +211,7 @@ def test_portable_functions(tmp_path: Path, name: str, notes: dict[str, str]) ->
     ],
 )  # fmt: skip
 def test_layouts_from_names(name: str, layout: str) -> None:
-    assert onnx_quantized._words(onnx_quantized._from_name(name), False) == layout
+    assert onnx_layouts.words(onnx_layouts.from_name(name), False) == layout
 
 
 def test_functions_with_arguments(tmp_path: Path) -> None:

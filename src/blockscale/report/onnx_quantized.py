@@ -6,7 +6,6 @@ one node makes and others decode are one tensor.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from blockscale.errors import BlockscaleError, FileError
+from blockscale.errors import FileError
 from blockscale.graph import models
 from blockscale.graph.args import Unreadable
 from blockscale.graph.onnx_facts import facts_in
@@ -27,8 +26,7 @@ from blockscale.graph.ops import QUANTIZERS, moves
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import Quant
 from blockscale.graph.view import Meta, Node, Value
-from blockscale.numerics.scheme import Numbers, Scheme, numbers_named
-from blockscale.recipe_rules import scheme_text
+from blockscale.report.onnx_layouts import Place, from_name, told, words
 
 PORTABLE = f"{DOMAIN}.portable"  # domain of functions that say our operators in those of ONNX
 LARGEST = 1 << 20  # nodes, calls of functions written out: a small file may stand for any number
@@ -185,16 +183,16 @@ class _Walk:
     def portable(self, node: Node, frame: _Frame) -> None:
         """A function whose name, arguments or notes say which of our operators it is, on what layout."""
         function = self.model.functions[node.origin.op_identifier()]
-        told: dict[str, Any] = dict(function.metadata_props)
-        told |= {a.name: a.value for a in node.origin.attributes.values() if not a.is_ref()}
+        notes: dict[str, Any] = dict(function.metadata_props)
+        notes |= {a.name: a.value for a in node.origin.attributes.values() if not a.is_ref()}
         squeezed = node.origin.op_type.replace("_", "").lower()
         kind = next((kind for name, kind in _KINDS.items() if squeezed.startswith(name)), None)
         if kind is None:
             return
-        self.quantizer(kind, node, frame, _told(told) or _from_name(node.origin.op_type), list(node.slots))
+        self.quantizer(kind, node, frame, told(notes) or from_name(node.origin.op_type), list(node.slots))
 
     def quantizer(
-        self, kind: str, node: Node, frame: _Frame, quant: Quant | tuple[Numbers, tuple[int, ...]] | None,
+        self, kind: str, node: Node, frame: _Frame, quant: Quant | Place | None,
         operands: list[Value | None],
     ) -> None:  # fmt: skip
         if not operands or operands[0] is None or not node.outputs:
@@ -207,7 +205,7 @@ class _Walk:
         is_made_inside = kind == "quantize" and home is not frame and not is_weight
         name = where.name if is_made_inside else source.name
         value = node.outputs[0] if kind == "dequantize" else operands[0]
-        made = _Row(_MADE.sub("", name) or name, "activation", _words(quant, is_weight), value.meta)
+        made = _Row(_MADE.sub("", name) or name, "activation", words(quant, is_weight), value.meta)
         layout = made.layout if is_weight and kind != "quantize" else ""  # one weight may have several
         row = self.rows.setdefault((id(home), id(where.origin), layout), made)
         row.meta = row.meta or value.meta
@@ -359,49 +357,6 @@ def _form(node: Node, frame: _Frame) -> str:
         frame = frame.outer
     assert frame.call is not None
     return f"{name} in {frame.call.call.name.removeprefix(f'{DOMAIN}::')}"
-
-
-def _words(quant: Quant | tuple[Numbers, tuple[int, ...]] | None, is_weight: bool) -> str:
-    if quant is None:
-        return ""
-    numbers, block = (quant.numbers, quant.block) if isinstance(quant, Quant) else quant
-    return scheme_text(_scheme(numbers, block, is_weight))
-
-
-def _scheme(numbers: Numbers, block: tuple[int, ...], is_weight: bool) -> Scheme:
-    """The scheme of few words that has these blocks on this rank. Weights have channels, activations tokens."""
-    blocked = [i for i, b in enumerate(block) if b != 1]
-    single = [i for i, b in enumerate(block) if b != 0]
-    fields = {name: getattr(numbers, name) for name in Numbers.__dataclass_fields__}
-    if len(single) < len(blocked) or not blocked or (is_weight and [block[i] for i in single] == [1]):
-        return Scheme(**fields, axis=tuple(single), block=tuple(block[i] for i in single), others=0)
-    axes = tuple(i - len(block) for i in blocked)
-    return Scheme(**fields, axis=axes, block=tuple(block[i] for i in blocked), others=1)
-
-
-def _told(notes: Mapping[str, Any]) -> tuple[Numbers, tuple[int, ...]] | None:
-    """Numbers and blocks, where a function of ours or its call has them."""
-    numbers, block = notes.get("numbers"), notes.get("block")
-    if not isinstance(numbers, str) or block is None:
-        return None
-    sizes = json.loads(block) if isinstance(block, str) else block
-    return numbers_named(numbers), tuple(int(n) for n in sizes)
-
-
-# `FakeQuantize_mxint8_rounding_half_away_1x32`, `…_2`: a name has no sign and no comma.
-_NAME = re.compile(r"[A-Za-z]+_(?P<numbers>\w+?)_(?P<block>\d+(x\d+)*)(_\d+)?")
-_SETTING = re.compile(r"_(rule|rounding|scale|dialect|dynamic|zero_point)_")
-
-
-def _from_name(name: str) -> tuple[Numbers, tuple[int, ...]] | None:
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    try:
-        numbers = numbers_named(_SETTING.sub(r",\1=", match["numbers"]))
-    except BlockscaleError:
-        return None
-    return numbers, tuple(map(int, match["block"].split("x")))
 
 
 def _tensor(value: Value) -> ir.TensorProtocol | None:
