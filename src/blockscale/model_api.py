@@ -24,6 +24,7 @@ from blockscale.passes.pipeline import OPTIMIZE
 from blockscale.recipe import Given
 from blockscale.report.comparison import Comparison, compared
 from blockscale.runtime.calibration_data import Random, items
+from blockscale.runtime.watch import shown
 
 __all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model"]
 
@@ -140,7 +141,8 @@ def compare(a: Any, b: Any, inputs: Any) -> Comparison:
         )
         for graph, here, source in zip(graphs, tensors, sources, strict=True)
     )
-    found = compared(zip(*runs, strict=True), target.output_names(graphs[0]))
+    pairs = shown(zip(*runs, strict=True), "comparing", inputs)
+    found = compared(pairs, target.output_names(graphs[0]))
     if not found.batches:
         raise ArgumentError("inputs", "no batch", "one batch at least; a generator can be read only once")
     return found

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -136,7 +137,7 @@ def batches(source: Any, inputs: Sequence[Input]) -> Iterator[dict[str, Array]]:
     """Batches of `source` by input name, checked: each holds every input in its dtype and shape.
 
     source   an iterable of dicts (or of arrays, for a model with one input), an object with get_next(),
-             a folder of .npy files (see `files_of`), or `random(…)`
+             a folder of .npy or .npz files (see `files_of`), or `random(…)`
     """
     if isinstance(source, Random):
         found: Iterator[Any] = source.draw(inputs)
@@ -207,6 +208,8 @@ def files_of(folder: Path, names: Sequence[str]) -> list[dict[str, Path]]:
 
     One input:       folder/*.npy, each a batch
     several inputs:  folder/<input>/<batch>.npy, or folder/<input>.npy for a single batch
+
+    In a folder of .npz files each is a batch, with the arrays of the inputs by name.
     """
     if not folder.is_dir():
         raise CalibrationError(f"calibration folder {str(folder)!r}: there is no such folder")
@@ -231,11 +234,26 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _loaded(folder: Path, inputs: Sequence[Input]) -> Iterator[dict[str, Array]]:
-    found = files_of(folder, [one.name for one in inputs])
-    if not found:
-        raise CalibrationError(f"calibration folder {str(folder)!r} holds no .npy file")
+    archives = sorted(folder.glob("*.npz"))
+    found = [] if archives else files_of(folder, [one.name for one in inputs])
+    if archives and _files(folder):
+        raise CalibrationError(
+            f"calibration folder {str(folder)!r} holds .npz files, each a batch by input name, and .npy files: "
+            "which are meant? Put one kind elsewhere"
+        )
+    if not found and not archives:
+        raise CalibrationError(f"calibration folder {str(folder)!r} holds no .npy or .npz file")
+    yield from map(_load_archive, archives)
     for files in found:
         yield {name: _load(file) for name, file in files.items()}
+
+
+def _load_archive(file: Path) -> dict[str, Array]:
+    try:
+        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return dict(archive)
+    except (ValueError, EOFError, OSError, TypeError, AttributeError, BadZipFile, KeyError) as error:
+        raise CalibrationError(f"calibration file {str(file)!r} cannot be read: {error}") from error
 
 
 def _load(file: Path) -> Array:
