@@ -30,12 +30,13 @@ __all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model
 # Adapter → target that runs its models in memory; suffix of a file → target that reads it.
 _IN_MEMORY = {"blockscale.graph.fx_program": "torch", "blockscale.graph.onnx": "onnx"}
 _READERS = {".pt2": "torch", ".onnx": "onnx"}
+_COMPAT = ("quark",)  # whose placement an ONNX model may get
 
 
 def quantize_model(
     model: Any, recipe: Given | None = None, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    stages: Sequence[str] = OPTIMIZE, check: bool = False,
+    compat: str | None = None, stages: Sequence[str] = OPTIMIZE, check: bool = False,
 ) -> Any:  # fmt: skip
     """The model with its tensors quantized as the recipe says; callable, with `.save(path)` and `.report`.
 
@@ -48,6 +49,7 @@ def quantize_model(
     calibration     inputs for static scales (`int8` has some, MX none): an iterable of batches, …
     method          how static scales are found: "minmax", ("percentile", {"percentile": 99.9}), …
     libraries       of custom operators that onnxruntime needs to run the model over calibration data
+    compat          "quark": an ONNX model gets MX on the tensors and along the axes of AMD Quark's quantizer
     stages, check   see `optimize`
     """
     log = Log()
@@ -62,9 +64,12 @@ def quantize_model(
         raise ArgumentError(
             "recipe", None, "one, such as 'mxfp4' or 'int8', for a model that has no quantizes of its own"
         )
+    _check_compat(compat, recipe, model)
     if recipe is not None:
         reading = _reading(model, libraries)
-        made = compiler.fake_quantized(model, recipe, log, calibration=calibration, method=method, **reading)
+        made = compiler.fake_quantized(
+            model, recipe, log, calibration=calibration, method=method, compat=compat, **reading
+        )
         explanation, model = made.explanation, made.model
     model = pipeline.optimize(model, stages=stages, log=log, check=check)
     log.before = counts(given)
@@ -75,7 +80,7 @@ def quantize_model(
 def fake_quantize_model(
     model: Any, recipe: Given, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    gradient: str = "straight", log: Log | None = None,
+    compat: str | None = None, gradient: str = "straight", log: Log | None = None,
 ) -> Any:  # fmt: skip
     """The model with the recipe's fake-quantizes, in float: to train, or to compare.
 
@@ -85,9 +90,10 @@ def fake_quantize_model(
     onnx_ir.Model; everything else is what it was. Other arguments as there.
     """
     given = _graph_of(model, example_inputs, dynamic_shapes)
+    _check_compat(compat, recipe, given)
     made = compiler.fake_quantized(
         given, recipe, Log() if log is None else log, calibration=calibration, method=method,
-        gradient=gradient, **_reading(given, libraries),
+        gradient=gradient, compat=compat, **_reading(given, libraries),
     )  # fmt: skip
     return made.model.module() if _is_module(model) else _as_given(made.model, model)
 
@@ -253,6 +259,17 @@ def _reading(model: Any, libraries: Iterable[str]) -> dict[str, Any]:
     if libraries and _library(model) != "onnx":
         raise CombinationError("libraries with a model of torch: they are for ONNX models")
     return {"libraries": libraries} if libraries else {}
+
+
+def _check_compat(compat: str | None, recipe: Given | None, model: Any) -> None:
+    if compat is None:
+        return
+    if compat not in _COMPAT:
+        raise UnknownNameError("compat", compat, _COMPAT)
+    if recipe is None:
+        raise CombinationError(f"compat={compat!r} without a recipe: say which format, such as 'mxint8'")
+    if _library(model) != "onnx":
+        raise CombinationError(f"compat={compat!r} with a model of torch: it is for ONNX models")
 
 
 def _is_ours(model: object) -> bool:

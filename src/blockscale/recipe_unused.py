@@ -8,7 +8,12 @@ from difflib import get_close_matches
 
 from blockscale.recipe_rules import Operand, Rule
 
-_NAMES = {"name": "node", "tensor": "tensor", "kind": "kind"}  # condition → what it is about
+_NAMES = {
+    "name": "node",
+    "tensor": "tensor",
+    "kind": "kind",
+    "op_type": "op_type",
+}  # condition → what it is about
 
 
 def winners(rules: Sequence[Rule], operands: Sequence[Operand]) -> list[int | None]:

@@ -14,6 +14,7 @@ dimension where they are packed. `dtype` is a number of onnx.TensorProto.DataTyp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -209,6 +210,23 @@ def quark_block(rank: int, axis: int, block_size: int) -> tuple[int, ...] | str:
     if rank and not -rank <= axis < rank:
         return f"axis {axis} on {rank} dimensions"
     return tuple(block_size if i == axis % rank else 1 for i in range(rank))
+
+
+def quark_attributes(numbers: Numbers, block: Sequence[int]) -> dict[str, Any] | str:
+    """How MXQuantizeDequantize says this, or why it cannot: the inverse of the two above.
+
+    Of formats that have one rounding the mode is that of Quark's presets.
+    """
+    element = "int8" if numbers.element == "mxint8" else numbers.element
+    modes = range(len(_QUARK_ROUNDINGS))
+    mode = next((mode for mode in reversed(modes) if quark_numbers(element, mode) == numbers), None)
+    if mode is None:
+        return f"{numbers} is not what it computes; MX numbers of dialect=quark are"
+    wide = [axis for axis, size in enumerate(block) if size != 1]
+    axis = wide[0] if wide else len(block) - 1
+    if len(wide) > 1 or not block or block[axis] < 1:
+        return f"blocks of {tuple(block)} are not of one size along one axis"
+    return {"element_dtype": element, "axis": axis, "block_size": block[axis], "rounding_mode": mode}
 
 
 def _quark(a: Args) -> Read:

@@ -21,13 +21,16 @@ from blockscale.recipe import Assignment, Given, recipe_of
 STAGE = "annotate"
 
 
-def annotate(graph: Graph, recipe: Given, log: Log | None = None) -> Plan:
+def annotate(
+    graph: Graph, recipe: Given, log: Log | None = None, *, found: Sequence[Edge] | None = None
+) -> Plan:
     """The plan of a recipe, or of what `recipe_of` takes for one.
 
+    found  the tensors that the recipe is asked about, where they are not those of `edges`
     RecipeError: a rule never applies, or an operator cannot take what a rule asks for.
     """
     recipe = recipe_of(recipe)
-    found = edges(graph)
+    found = edges(graph, recipe.regions) if found is None else found
     assignments = recipe.assign([edge.operand for edge in found])
     if log is not None:
         _tell(graph, found, assignments, log)
