@@ -36,7 +36,8 @@ _COMPAT = ("quark",)  # whose placement an ONNX model may get
 def quantize_model(
     model: Any, recipe: Given | None = None, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    compat: str | None = None, stages: Sequence[str] = OPTIMIZE, check: bool = False,
+    compat: str | None = None, prepare: str | Sequence[str] = "auto", stages: Sequence[str] = OPTIMIZE,
+    check: bool = False,
 ) -> Any:  # fmt: skip
     """The model with its tensors quantized as the recipe says; callable, with `.save(path)` and `.report`.
 
@@ -50,6 +51,8 @@ def quantize_model(
     method          how static scales are found: "minmax", ("percentile", {"percentile": 99.9}), …
     libraries       of custom operators that onnxruntime needs to run the model over calibration data
     compat          "quark": an ONNX model gets MX on the tensors and along the axes of AMD Quark's quantizer
+    prepare         of ONNX models, before the recipe: "auto", "none", or steps: opset, names, defaults, identity,
+                    shapes, constants, batch_norm, unused
     stages, check   see `optimize`
     """
     log = Log()
@@ -65,6 +68,7 @@ def quantize_model(
             "recipe", None, "one, such as 'mxfp4' or 'int8', for a model that has no quantizes of its own"
         )
     _check_compat(compat, recipe, model)
+    model = _prepared(model, recipe, prepare, log)
     if recipe is not None:
         reading = _reading(model, libraries)
         made = compiler.fake_quantized(
@@ -80,7 +84,8 @@ def quantize_model(
 def fake_quantize_model(
     model: Any, recipe: Given, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    compat: str | None = None, gradient: str = "straight", log: Log | None = None,
+    compat: str | None = None, prepare: str | Sequence[str] = "auto", gradient: str = "straight",
+    log: Log | None = None,
 ) -> Any:  # fmt: skip
     """The model with the recipe's fake-quantizes, in float: to train, or to compare.
 
@@ -89,10 +94,12 @@ def fake_quantize_model(
     value is in range. Train it, then hand it to `quantize_model` without a recipe. An ONNX file becomes an
     onnx_ir.Model; everything else is what it was. Other arguments as there.
     """
+    log = Log() if log is None else log
     given = _graph_of(model, example_inputs, dynamic_shapes)
     _check_compat(compat, recipe, given)
+    given = _prepared(given, recipe, prepare, log)
     made = compiler.fake_quantized(
-        given, recipe, Log() if log is None else log, calibration=calibration, method=method,
+        given, recipe, log, calibration=calibration, method=method,
         gradient=gradient, compat=compat, **_reading(given, libraries),
     )  # fmt: skip
     return made.model.module() if _is_module(model) else _as_given(made.model, model)
@@ -259,6 +266,20 @@ def _reading(model: Any, libraries: Iterable[str]) -> dict[str, Any]:
     if libraries and _library(model) != "onnx":
         raise CombinationError("libraries with a model of torch: they are for ONNX models")
     return {"libraries": libraries} if libraries else {}
+
+
+def _prepared(model: Any, recipe: Given | None, prepare: str | Sequence[str], log: Log) -> Any:
+    """A float ONNX model after the steps that `prepare` names; by itself nothing is done where there is no recipe."""
+    if _library(model) != "onnx":
+        if prepare != "auto":
+            raise CombinationError("prepare with a model of torch: it is for ONNX models")
+        return model
+    if prepare == "auto" and recipe is None:
+        return model
+    made = import_module("blockscale.graph.onnx_prepare").prepared(model, prepare)
+    for told in made.told:
+        log.note("prepare", told.node or told.step, told.did, told.left)
+    return made.model
 
 
 def _check_compat(compat: str | None, recipe: Given | None, model: Any) -> None:

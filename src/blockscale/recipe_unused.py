@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from blockscale.recipe_rules import Operand, Rule
+from blockscale.recipe_rules import DTYPES, Operand, Rule
 
 _NAMES = {
     "name": "node",
@@ -66,7 +66,10 @@ def _nearest(rule: Rule, operands: Sequence[Operand]) -> str:
     failed = rule.failed(nearest)
     if not failed:
         return f"A float rule comes first for {nearest}"
-    return f"The nearest is {nearest}, but for its {' and '.join(failed)}"
+    reason = f"The nearest is {nearest}, but for its {' and '.join(failed)}"
+    if "dtype" in failed and nearest.dtype not in DTYPES:
+        reason += f": its dtype is {nearest.dtype}, not {', '.join(DTYPES)}: cast it"
+    return reason
 
 
 def _misspelt(rule: Rule, operands: Sequence[Operand]) -> list[str]:

@@ -17,6 +17,7 @@ from blockscale.numerics.scheme import Scheme
 from blockscale.numerics.through import same_blocks, through
 from blockscale.passes.log import Log
 from blockscale.recipe import Assignment, Given, recipe_of
+from blockscale.recipe_rules import DTYPES
 
 STAGE = "annotate"
 
@@ -108,6 +109,8 @@ def _tell(graph: Graph, found: Sequence[Edge], assignments: Sequence[Assignment]
         if assignment.scheme is not None:
             what = f"{operand.role} {operand.index}: {assignment.scheme}"
             log.did(STAGE, edge.node, f"{what} by {assignment.why}")
+        elif assignment.rule_number is None and operand.dtype not in DTYPES:
+            log.left(STAGE, edge.node, f"{operand.role} {operand.index} is {operand.dtype}, which has no layouts")
     for one in graph.walk():
         for node in one.nodes:
             if node.kind == "raw" and node.outputs:
