@@ -61,13 +61,13 @@ def quantize_model(
     model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
     if _library(model) == "torch":
         model = import_module("blockscale.targets.torch").evaluated(model)
+    _check_compat(compat, recipe, model)
     given = models.snapshot(model)
     explanation = None
     if recipe is None and not any(counts(given)[kind] for kind in QUANTIZERS):
         raise ArgumentError(
             "recipe", None, "one, such as 'mxfp4' or 'int8', for a model that has no quantizes of its own"
         )
-    _check_compat(compat, recipe, model)
     model = _prepared(model, recipe, prepare, log)
     if recipe is not None:
         reading = _reading(model, libraries)
@@ -276,7 +276,10 @@ def _prepared(model: Any, recipe: Given | None, prepare: str | Sequence[str], lo
         return model
     if prepare == "auto" and recipe is None:
         return model
-    made = import_module("blockscale.graph.onnx_prepare").prepared(model, prepare)
+    steps = import_module("blockscale.graph.onnx_prepare")
+    made = steps.prepared(model, prepare)
+    if recipe is not None:
+        steps.check_opset(made.model)
     for told in made.told:
         log.note("prepare", told.node or told.step, told.did, told.left)
     return made.model

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blockscale.errors import CombinationError
+from blockscale.numerics.scheme import Scheme
 from blockscale.recipe import Given, Recipe, recipe_of
 from blockscale.recipe_presets import is_preset, parts_of
-from blockscale.recipe_rules import ROLES, Rule
+from blockscale.recipe_rules import ROLES, Rule, scheme_text
 
 DIALECT = "quark"
 
 
 def quark_recipe(given: Given) -> Recipe:
-    """A preset's name is about all tensors: `X` for each, `X-Y` for constants and for activations, `X-float` for
+    """A Scheme and a preset's name are about all tensors: `X` for each, `X-Y` for constants and for activations, `X-float` for
     constants alone. Of other recipes the rules stay, in Quark's dialect; without a role a rule is about every one.
     """
     if isinstance(given, str) and is_preset(given):
@@ -22,7 +23,7 @@ def quark_recipe(given: Given) -> Recipe:
         if inputs is not None:
             rules = [Rule(weight)] if inputs == weight else [*rules, Rule(inputs, role=("input", "output"))]
         return Recipe([_in_its_dialect(rule, 1 + i) for i, rule in enumerate(rules)], given)
-    recipe = recipe_of(given)
+    recipe = Recipe([Rule(given)], scheme_text(given)) if isinstance(given, Scheme) else recipe_of(given)
     return Recipe([_in_its_dialect(rule, 1 + i) for i, rule in enumerate(recipe.rules)], recipe.name)
 
 

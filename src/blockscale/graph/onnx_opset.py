@@ -7,6 +7,7 @@ that means something else by then is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx
@@ -17,6 +18,7 @@ from blockscale.errors import CombinationError
 from blockscale.graph.onnx_shapes import inline, is_large
 
 _STANDARD = ("", "ai.onnx")
+_OTHER_MEANING = frozenset(("GridSample", "Resize"))  # the same arguments, and other results in some version
 
 
 def to_opset(model: ir.Model, version: int) -> ir.Model:
@@ -27,14 +29,14 @@ def to_opset(model: ir.Model, version: int) -> ir.Model:
     have = model.opset_imports.get("", version)
     if have >= version:
         return model
-    changed = [node for node in _inside(model) if _since(node, have) != _since(node, version)]
+    changed = [node for node in _inside(model) if _changes(node, have, version)]
     if changed:
         raise CombinationError(
             f"{_told(changed[0], have)} lies in a body of control flow or in a function, where operators cannot be "
             f"brought to opset {version}: export the model with opset {version} or later"
         )
     known = model.clone()
-    if any(_since(node, have) != _since(node, version) for node in model.graph):
+    if any(_changes(node, have, version) for node in model.graph):
         known = _converted(known, have, version)
     known.opset_imports[""] = version
     for function in known.functions.values():
@@ -51,14 +53,26 @@ def _inside(model: ir.Model) -> Iterator[ir.Node]:
         yield from function.all_nodes()
 
 
-def _since(node: ir.Node, version: int) -> int | None:
-    """The version that the operator got its meaning in. None: not of the standard, so it has none."""
+def _changes(node: ir.Node, old: int, new: int) -> bool:
+    """Whether the operator, as it is written, may mean something else; that it takes more types does not matter."""
     if node.domain not in _STANDARD:
-        return None
+        return False
     try:
-        return int(onnx.defs.get_schema(node.op_type, version, "").since_version)
+        before, after = (onnx.defs.get_schema(node.op_type, version, "") for version in (old, new))
     except onnx.defs.SchemaError:
-        return -version  # it is not in that version: other than in every other one
+        return True
+    if before.since_version == after.since_version:
+        return False
+    names = [[(one.name, one.option) for one in schema.inputs] for schema in (before, after)]
+    kept = names[1][: len(names[0])] == names[0] and len(before.outputs) == len(after.outputs)
+    return not kept or node.op_type in _OTHER_MEANING or any(
+        name not in after.attributes or _default(after.attributes[name]) != _default(attribute)
+        for name, attribute in before.attributes.items()
+    )  # fmt: skip
+
+
+def _default(attribute: onnx.defs.OpSchema.Attribute) -> tuple[bool, bytes]:
+    return attribute.required, attribute.default_value.SerializeToString()
 
 
 def _told(node: ir.Node, version: int) -> str:
@@ -83,13 +97,38 @@ def _converted(model: ir.Model, have: int, version: int) -> ir.Model:
 
 
 def _refused(model: ir.Model, have: int, version: int, error: Exception) -> CombinationError:
-    """The converter names the operator alone: the first of them is the one."""
-    named = [node for node in model.graph if node.op_type in str(error) and node.domain in _STANDARD]
-    what = _told(named[0], have) if named else f"the model, which is of opset {have},"
+    """With the first operator that cannot be converted on its own: the converter rarely names one."""
+    what, why = f"the model, which is of opset {have},", error
+    for node in model.graph:
+        if _changes(node, have, version):
+            alone = _alone(node, have, version)
+            if alone is not None:
+                what, why = _told(node, have), alone
+                break
+    reason = re.sub(r"^\S+:\d+: ", "", str(why).strip())  # the line in the source of onnx
     return CombinationError(
-        f"{what} cannot be brought to opset {version}: {error}. Export the model with opset {version} or later, or "
+        f"{what} cannot be brought to opset {version}: {reason}. Export the model with opset {version} or later, or "
         "replace the operator"
     )
+
+
+def _alone(node: ir.Node, have: int, version: int) -> Exception | None:
+    """What the converter says of a model of this one node."""
+    proto = onnx.ModelProto(ir_version=8)
+    proto.opset_import.append(onnx.helper.make_opsetid("", have))
+    proto.graph.name = "one"
+    proto.graph.node.append(ir.serde.serialize_node(node))
+    for value in filter(None, node.inputs):
+        if value.const_value is None:
+            proto.graph.input.append(ir.serde.serialize_value(value))
+        elif value.name not in [one.name for one in proto.graph.initializer]:
+            proto.graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
+    proto.graph.output.extend(ir.serde.serialize_value(value) for value in node.outputs)
+    try:
+        version_converter.convert_version(proto, version)
+    except Exception as error:
+        return error
+    return None
 
 
 def _taken_out(model: ir.Model) -> dict[str, ir.TensorProtocol]:

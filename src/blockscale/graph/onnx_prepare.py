@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from blockscale.errors import ArgumentError, UnknownNameError
+from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
 from blockscale.graph.onnx_batch_norm import fold_batch_norms
 from blockscale.graph.onnx_constants import fold_constants
 from blockscale.graph.onnx_facts import is_random
@@ -48,6 +48,16 @@ def prepared(model: ir.Model, steps: str | Sequence[str]) -> Prepared:
     for name in names:
         made.told += _RUN[name](made.model)
     return made
+
+
+def check_opset(model: ir.Model) -> None:
+    """CombinationError: what is written into the model would not be of its version."""
+    have = model.opset_imports.get("", LEAST_OPSET)
+    if have < LEAST_OPSET:
+        raise CombinationError(
+            f"the model is of opset {have}, and quantizing takes {LEAST_OPSET} or later: prepare='auto', or with "
+            "'opset' among its steps, converts it"
+        )
 
 
 def steps_of(steps: str | Sequence[str]) -> tuple[str, ...]:

@@ -110,7 +110,9 @@ def _tell(graph: Graph, found: Sequence[Edge], assignments: Sequence[Assignment]
             what = f"{operand.role} {operand.index}: {assignment.scheme}"
             log.did(STAGE, edge.node, f"{what} by {assignment.why}")
         elif assignment.rule_number is None and operand.dtype not in DTYPES:
-            log.left(STAGE, edge.node, f"{operand.role} {operand.index} is {operand.dtype}, which has no layouts")
+            log.left(
+                STAGE, edge.node, f"{operand.role} {operand.index} is {operand.dtype}, which has no layouts"
+            )
     for one in graph.walk():
         for node in one.nodes:
             if node.kind == "raw" and node.outputs:
