@@ -17,6 +17,7 @@ from blockscale.compiler_report import Report, constant_bytes
 from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
 from blockscale.graph import models
 from blockscale.graph.ops import QUANTIZERS, SILENT
+from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Meta
 from blockscale.passes import pipeline
 from blockscale.passes.log import Log, counts
@@ -30,6 +31,7 @@ __all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model
 # Adapter → target that runs its models in memory; suffix of a file → target that reads it.
 _IN_MEMORY = {"blockscale.graph.fx_program": "torch", "blockscale.graph.onnx": "onnx"}
 _READERS = {".pt2": "torch", ".onnx": "onnx"}
+_ALREADY = "the model is quantized already: give the float model, or no recipe"
 _COMPAT = ("quark",)  # whose placement an ONNX model may get
 
 
@@ -57,13 +59,14 @@ def quantize_model(
     """
     log = Log()
     if recipe is not None and _is_ours(model):
-        raise CombinationError("the model is quantized already: give the float model, or no recipe")
+        raise CombinationError(_ALREADY)
     model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
     if _library(model) == "torch":
         model = import_module("blockscale.targets.torch").evaluated(model)
     _check_compat(compat, recipe, model)
     given = models.snapshot(model)
     explanation = None
+    _check_float(model, recipe, given)
     if recipe is None and not any(counts(given)[kind] for kind in QUANTIZERS):
         raise ArgumentError(
             "recipe", None, "one, such as 'mxfp4' or 'int8', for a model that has no quantizes of its own"
@@ -97,6 +100,7 @@ def fake_quantize_model(
     log = Log() if log is None else log
     given = _graph_of(model, example_inputs, dynamic_shapes)
     _check_compat(compat, recipe, given)
+    _check_float(given, recipe, models.snapshot(given))
     given = _prepared(given, recipe, prepare, log)
     made = compiler.fake_quantized(
         given, recipe, log, calibration=calibration, method=method,
@@ -283,6 +287,21 @@ def _prepared(model: Any, recipe: Given | None, prepare: str | Sequence[str], lo
     for told in made.told:
         log.note("prepare", told.node or told.step, told.did, told.left)
     return made.model
+
+
+def _check_float(model: Any, recipe: Given | None, given: Graph) -> None:
+    """An ONNX model that a recipe is for has no quantizes, and no operators on codes."""
+    if recipe is None or _library(model) != "onnx":
+        return
+    on_codes = import_module("blockscale.graph.onnx_quantizers").ON_CODES
+    found = [
+        f"{count} × {name.removeprefix('ai.onnx::')}" for name, count in counts(given).items()
+        if name in QUANTIZERS or name.startswith("fused.") or on_codes.fullmatch(name)
+    ]  # fmt: skip
+    if found:
+        raise CombinationError(
+            f"{_ALREADY}. It holds {', '.join(found)}; without a recipe quantizes are taken as they are"
+        )
 
 
 def _check_compat(compat: str | None, recipe: Given | None, model: Any) -> None:

@@ -14,8 +14,9 @@ DIALECT = "quark"
 
 
 def quark_recipe(given: Given) -> Recipe:
-    """A Scheme and a preset's name are about all tensors: `X` for each, `X-Y` for constants and for activations, `X-float` for
-    constants alone. Of other recipes the rules stay, in Quark's dialect; without a role a rule is about every one.
+    """A Scheme and a preset's name are about all tensors: `X` for each, `X-Y` for constants and for activations,
+    `X-float` for constants alone. Of other recipes the rules stay, in Quark's dialect; without a role a rule is
+    about every one.
     """
     if isinstance(given, str) and is_preset(given):
         weight, inputs = parts_of(given)

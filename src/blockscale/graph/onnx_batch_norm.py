@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from blockscale.graph.onnx_names import Names
 from blockscale.graph.onnx_steps import Told
+from blockscale.graph.onnx_types import array_of
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _OLDEST = 9  # version of the operators; before it there were two ways to take the channels
@@ -76,7 +77,7 @@ def _fold(node: ir.Node, graph: ir.Graph, model: ir.Model, names: Names) -> str:
 
 def _norm(node: ir.Node) -> _Norm | str:
     tensors = [_tensor(value) for value in node.inputs[1:5]]
-    arrays = [np.asarray(tensor.numpy()).astype(np.float64) for tensor in tensors if tensor is not None]
+    arrays = [np.asarray(array_of(tensor)).astype(np.float64) for tensor in tensors if tensor is not None]
     if len(arrays) != 4:
         return "its parameters are no constants"
     epsilon = node.attributes.get("epsilon")
@@ -106,7 +107,7 @@ def _folded(
     )
     if isinstance(shaped, str):
         return shaped
-    old = None if bias is None else np.asarray(_tensor(bias).numpy()).astype(np.float64)  # type: ignore[union-attr]
+    old = None if bias is None else np.asarray(array_of(_tensor(bias))).astype(np.float64)  # type: ignore[arg-type]
     if op_type == "Gemm" and old is not None:
         beta = product.attributes.get("beta")
         old = old * (1.0 if beta is None else beta.as_float())
@@ -116,7 +117,7 @@ def _folded(
         return "the bias would not be finite"
 
     def made() -> Any:
-        return (np.asarray(weight.numpy()).astype(np.float64) * shaped(norm.factor)).astype(dtype)
+        return (np.asarray(array_of(weight)).astype(np.float64) * shaped(norm.factor)).astype(dtype)
 
     name = names.value(f"{result.name}_weight")
     inputs = [product.inputs[0], _weight(model, name, weight, made)]

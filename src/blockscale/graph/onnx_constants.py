@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from blockscale.graph.onnx_steps import Told
-from blockscale.graph.onnx_types import constant_tensor
+from blockscale.graph.onnx_types import array_of, constant_tensor
 
 _LARGEST = 1 << 16  # bytes of a result, and of each operand that is read
 
@@ -98,7 +98,7 @@ def _known(value: ir.Value) -> Any:
         return None
     if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > _LARGEST:
         return None
-    return np.asarray(tensor.numpy())
+    return np.asarray(array_of(tensor))
 
 
 def _is_exact(node: ir.Node, given: list[Any]) -> bool:

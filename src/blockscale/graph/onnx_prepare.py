@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import onnx
 import onnx_ir as ir
 
 from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
@@ -52,7 +53,12 @@ def prepared(model: ir.Model, steps: str | Sequence[str]) -> Prepared:
 
 def check_opset(model: ir.Model) -> None:
     """CombinationError: what is written into the model would not be of its version."""
-    have = model.opset_imports.get("", LEAST_OPSET)
+    have, newest = model.opset_imports.get("", LEAST_OPSET), onnx.defs.onnx_opset_version()
+    if have > newest:
+        raise CombinationError(
+            f"the model is of opset {have}, and onnx {onnx.__version__} knows {newest}: a newer onnx is needed, or "
+            "the model exported with an older opset"
+        )
     if have < LEAST_OPSET:
         raise CombinationError(
             f"the model is of opset {have}, and quantizing takes {LEAST_OPSET} or later: prepare='auto', or with "

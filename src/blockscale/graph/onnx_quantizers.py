@@ -14,6 +14,7 @@ dimension where they are packed. `dtype` is a number of onnx.TensorProto.DataTyp
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -255,6 +256,12 @@ CUSTOM: dict[tuple[str, str], tuple[str, ...]] = {
     ("com.amd.quark", "MXQuantizeDequantize"): ("x",),
     ("com.vai.quantize", "MXFixNeuron"): ("x",),
 }
+
+# Operators that quantize, or compute on codes, also where no reader takes them.
+ON_CODES = re.compile(
+    r"(blockscale::.*|.*::(QLinear\w+|Q(Gemm|Attention|MoE)|\w+Integer|\w*QuantizeLinear|\w*DequantizeLinear|MatMul\w*(Bits|Bnb4)"
+    r"|GatherBlockQuantized|\w*QuantizeDequantize|\w*FixNeuron))"
+)
 
 READERS: dict[str, Reader] = {
     "blockscale::FakeQuantize": _fake_quantize,

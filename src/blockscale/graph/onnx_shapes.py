@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from blockscale.graph.onnx_names import Names
-from blockscale.graph.onnx_types import NAMELESS, NO_NAMES, is_nameless, tensor_dtype
+from blockscale.graph.onnx_types import NAMELESS, NO_NAMES, array_of, is_nameless, tensor_dtype
 
 # Name of a value of one graph → its type and its sizes (an int, a name, or None).
 Known = dict[str, tuple[ir.DataType, list[int | str | None]]]
@@ -160,7 +160,7 @@ def is_large(tensor: ir.TensorProtocol) -> bool:
 
 
 def inline(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy(), name=tensor.name) if isinstance(tensor, ir.ExternalTensor) else tensor
+    return ir.Tensor(array_of(tensor), name=tensor.name) if isinstance(tensor, ir.ExternalTensor) else tensor
 
 
 def _given(model: ir.Model, tensor: ir.TensorProtocol, names: Names) -> ir.Value:
