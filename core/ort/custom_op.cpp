@@ -6,6 +6,7 @@
 
 #include "api.h"
 #include "context.h"
+#include "inference.h"
 #include "node.h"
 
 namespace bs::ort {
@@ -43,6 +44,13 @@ OrtStatus* BS_ORT_CALL compute(void* kernel, OrtKernelContext* raw) {
 }
 
 void BS_ORT_CALL destroy(void* kernel) { delete static_cast<Instance*>(kernel); }
+
+// What an attribute has wrong is said when the kernel is made, in words; here a shape stays unsaid.
+OrtStatus* BS_ORT_CALL infer(const OrtCustomOp* op, OrtShapeInferContext* context) {
+  const OrtApi& api = self(op).api;
+  succeeds(api, guarded(api, {}, [&] { self(op).row.infer(Inference(api, context)); }));
+  return nullptr;
+}
 
 const char* BS_ORT_CALL name(const OrtCustomOp* op) { return self(op).row.name; }
 
@@ -114,8 +122,9 @@ int BS_ORT_CALL last_version(const OrtCustomOp*) { return std::numeric_limits<in
 
 }  // namespace
 
-CustomOp::CustomOp(const Operator& operator_row, OrtElementType x_type)
-    : OrtCustomOp{}, row(operator_row), type(x_type) {
+CustomOp::CustomOp(const OrtApi& api, const Operator& operator_row, OrtElementType x_type,
+                   bool infers)
+    : OrtCustomOp{}, api(api), row(operator_row), type(x_type) {
   version = kOrtVersion;
   GetName = name;
   GetExecutionProviderType = provider;
@@ -133,6 +142,7 @@ CustomOp::CustomOp(const Operator& operator_row, OrtElementType x_type)
   GetVariadicOutputHomogeneity = of_any_types;
   CreateKernelV2 = create;
   KernelComputeV2 = compute;
+  if (infers) InferOutputShapeFn = infer;
   GetStartVersion = first_version;
   GetEndVersion = last_version;
 }

@@ -9,8 +9,9 @@ namespace bs::ort {
 // For one type of the row's first input where that decides its outputs: a runtime finds the kernel
 // by it, and knows the type of the output. With types from the model it is kOrtUndefined.
 struct CustomOp : OrtCustomOp {
-  CustomOp(const Operator& row, OrtElementType type);
+  CustomOp(const OrtApi& api, const Operator& row, OrtElementType type, bool infers);
 
+  const OrtApi& api;
   const Operator& row;
   const OrtElementType type;
 };

@@ -1,7 +1,9 @@
 // The one function that the library exports. ONNX Runtime calls it for each SessionOptions that
 // registers the library.
-#include <cstring>
+#include <algorithm>
+#include <cstdio>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -24,6 +26,7 @@ namespace {
 // never destroyed, and all sessions share it.
 struct Registry {
   const OrtApi* api;
+  bool skips_absent_inputs;
   std::deque<CustomOp> ops;  // their addresses are kept
   std::vector<std::pair<std::string, OrtCustomOpDomain*>> domains;
 
@@ -38,14 +41,24 @@ struct Registry {
   }
 
   void add(const Operator& row, OrtElementType type) {
-    const CustomOp& op = ops.emplace_back(row, type);
+    const bool infers =
+        skips_absent_inputs || std::ranges::none_of(row.inputs, &Parameter::optional);
+    const CustomOp& op = ops.emplace_back(*api, row, type, infers);
     check(*api, api->CustomOpDomain_Add(domain(row.domain), &op));
   }
 };
 
-Registry* make_registry(const OrtApi* api) {
+// Until 1.23 a runtime that is to infer shapes follows a null pointer where an input is left out.
+bool skips_absent_inputs(const char* version) {
+  int major = 0, minor = 0;
+  return std::sscanf(version, "%d.%d", &major, &minor) == 2 &&
+         std::pair{major, minor} >= std::pair{1, 24};
+}
+
+Registry* make_registry(const OrtApi* api, const char* version) {
   auto made = std::make_unique<Registry>();
   made->api = api;
+  made->skips_absent_inputs = skips_absent_inputs(version);
   for (const Operator& row : operators()) {
     if (row.types_from_model) {
       made->add(row, kOrtUndefined);
@@ -56,7 +69,7 @@ Registry* make_registry(const OrtApi* api) {
   return made.release();
 }
 
-const Registry& registry_of(const OrtApi* api) {
+const Registry& registry_of(const OrtApi* api, const char* version) {
   static std::mutex mutex;
   static auto& all = *new std::vector<Registry*>;
   const std::lock_guard lock(mutex);
@@ -64,7 +77,7 @@ const Registry& registry_of(const OrtApi* api) {
     if (one->api == api) return *one;
   }
   all.reserve(all.size() + 1);
-  return *all.emplace_back(make_registry(api));
+  return *all.emplace_back(make_registry(api, version));
 }
 
 }  // namespace
@@ -83,7 +96,7 @@ BS_ORT_EXPORT OrtStatus* BS_ORT_CALL RegisterCustomOps(OrtSessionOptions* option
     return first ? first->CreateStatus(kOrtFail, message.c_str()) : nullptr;
   }
   return bs::ort::guarded(*api, "blockscale", [&] {
-    for (const auto& [name, domain] : bs::ort::registry_of(api).domains) {
+    for (const auto& [name, domain] : bs::ort::registry_of(api, base->GetVersionString()).domains) {
       bs::ort::check(*api, api->AddCustomOpDomain(options, domain));
     }
   });

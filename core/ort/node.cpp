@@ -10,9 +10,9 @@ namespace {
 std::string node_name(const OrtApi& api, const OrtKernelInfo* info) {
   size_t size = 0;
   if (!succeeds(api, api.KernelInfo_GetNodeName(info, nullptr, &size)) || size < 2) return {};
-  std::string name(size, '\0');
+  std::string name(size + 1, '\0');
   if (!succeeds(api, api.KernelInfo_GetNodeName(info, name.data(), &size))) return {};
-  name.resize(size - 1);
+  name.resize(name.find('\0'));
   return name;
 }
 
@@ -20,9 +20,9 @@ std::optional<std::string> found_text(const OrtApi& api, const OrtKernelInfo* in
                                       const char* name) {
   size_t size = 0;
   if (!succeeds(api, api.KernelInfoGetAttribute_string(info, name, nullptr, &size))) return {};
-  std::string text(size, '\0');
+  std::string text(size + 1, '\0');
   check(api, api.KernelInfoGetAttribute_string(info, name, text.data(), &size));
-  text.resize(size - 1);
+  text.resize(text.find('\0'));
   return text;
 }
 
@@ -119,9 +119,10 @@ int64_t Node::integer(const char* name, int64_t absent) const {
 }
 
 std::vector<int64_t> Node::integers(const char* name) const {
-  if (auto found = found_integers(api_, info_, name)) return *found;
-  refuse_other_types(name, "a list of integers");
-  return {};
+  // The getter of a list takes any attribute, and finds no entries in one of another type.
+  const auto found = found_integers(api_, info_, name);
+  if (!found || found->empty()) refuse_other_types(name, "a list of integers");
+  return found.value_or(std::vector<int64_t>{});
 }
 
 // An attribute that a getter does not find is absent, or of another type: the others are asked.
@@ -130,13 +131,15 @@ void Node::refuse_other_types(const char* name, const char* wanted) const {
   float number = 0;
   size_t size = 0;
   const char* type = nullptr;
-  if (found_text(api_, info_, name)) type = "a string";
-  if (found_integers(api_, info_, name)) type = "a list of integers";
-  if (succeeds(api_, api_.KernelInfoGetAttribute_int64(info_, name, &integer))) type = "an integer";
-  if (succeeds(api_, api_.KernelInfoGetAttribute_float(info_, name, &number))) type = "a float";
-  if (succeeds(api_, api_.KernelInfoGetAttributeArray_float(info_, name, nullptr, &size))) {
+  const auto list = found_integers(api_, info_, name);
+  if (list && !list->empty()) type = "a list of integers";
+  if (succeeds(api_, api_.KernelInfoGetAttributeArray_float(info_, name, nullptr, &size)) &&
+      size != 0) {
     type = "a list of floats";
   }
+  if (found_text(api_, info_, name)) type = "a string";
+  if (succeeds(api_, api_.KernelInfoGetAttribute_int64(info_, name, &integer))) type = "an integer";
+  if (succeeds(api_, api_.KernelInfoGetAttribute_float(info_, name, &number))) type = "a float";
   if (type != nullptr) refuse(name, type, wanted);
 }
 

@@ -11,6 +11,7 @@ namespace bs::ort {
 
 class Node;
 class Context;
+class Inference;
 
 // A kernel is made when a session is, and never changes: runs call it from many threads at once.
 class Kernel {
@@ -41,6 +42,7 @@ struct Operator {
   std::span<const Parameter> inputs;
   std::span<const Parameter> outputs;
   std::unique_ptr<Kernel> (*make)(const Node& node);
+  void (*infer)(const Inference& node);  // shapes of outputs
   bool types_from_model = false;
 };
 

@@ -1,5 +1,7 @@
 #include "matmul.h"
 #include "operator.h"
+
+#include "inference.h"
 #include "quantize.h"
 #include "quark.h"
 
@@ -31,13 +33,14 @@ constexpr Parameter kXAndWeight[] = {{"x", Takes::kFloats},
                                      {"bias", Takes::kAny, true}};
 
 constexpr Operator kOperators[] = {
-    {kOurs, "FakeQuantize", kXAndParameters, kSameY, make_fake_quantize},
-    {kOurs, "Quantize", kXAndParameters, kCodes, make_quantize, true},
-    {kOurs, "DynamicQuantize", kXAndTensorScale, kCodesAndParameters, make_dynamic_quantize, true},
-    {kOurs, "Dequantize", kCodesAndParameters, kAnyY, make_dequantize, true},
-    {kOurs, "MatMul", kXAndWeight, kSameY, make_matmul},
-    {"com.amd.quark", "MXQuantizeDequantize", kX, kSameY, make_quark_mx},
-    {"com.vai.quantize", "MXFixNeuron", kX, kSameY, make_quark_mx},
+    {kOurs, "FakeQuantize", kXAndParameters, kSameY, make_fake_quantize, infer_same},
+    {kOurs, "Quantize", kXAndParameters, kCodes, make_quantize, infer_codes, true},
+    {kOurs, "DynamicQuantize", kXAndTensorScale, kCodesAndParameters, make_dynamic_quantize,
+     infer_measured, true},
+    {kOurs, "Dequantize", kCodesAndParameters, kAnyY, make_dequantize, infer_decoded, true},
+    {kOurs, "MatMul", kXAndWeight, kSameY, make_matmul, infer_product},
+    {"com.amd.quark", "MXQuantizeDequantize", kX, kSameY, make_quark_mx, infer_same},
+    {"com.vai.quantize", "MXFixNeuron", kX, kSameY, make_quark_mx, infer_same},
 };
 
 }  // namespace
