@@ -73,7 +73,8 @@ struct OrtApi {
                                                     const OrtTensorTypeAndShapeInfo** out);
   void* unused56[1];
   OrtStatus*(BS_ORT_CALL* CreateTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo** out);
-  void* unused58[1];
+  OrtStatus*(BS_ORT_CALL* SetTensorElementType)(OrtTensorTypeAndShapeInfo* info,
+                                                OrtElementType type);
   OrtStatus*(BS_ORT_CALL* SetDimensions)(OrtTensorTypeAndShapeInfo* info, const int64_t* dims,
                                          size_t count);
   OrtStatus*(BS_ORT_CALL* GetTensorElementType)(const OrtTensorTypeAndShapeInfo* info,
@@ -208,6 +209,7 @@ BS_ORT_PLACE(CreateTensorWithDataAsOrtValue, 49);
 BS_ORT_PLACE(GetTensorMutableData, 51);
 BS_ORT_PLACE(CastTypeInfoToTensorInfo, 55);
 BS_ORT_PLACE(CreateTensorTypeAndShapeInfo, 57);
+BS_ORT_PLACE(SetTensorElementType, 58);
 BS_ORT_PLACE(SetDimensions, 59);
 BS_ORT_PLACE(GetTensorTypeAndShape, 65);
 BS_ORT_PLACE(CreateCpuMemoryInfo, 69);

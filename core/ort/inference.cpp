@@ -10,15 +10,17 @@ Inference::Inference(const OrtApi& api, OrtShapeInferContext* context)
   check(api, api.ShapeInferContext_GetInputCount(context, &inputs_));
 }
 
-std::optional<Dims> Inference::input(size_t index) const {
+std::optional<Said> Inference::input(size_t index) const {
   if (index >= inputs_) return {};
   OrtTensorTypeAndShapeInfo* info = nullptr;  // it stays the runtime's
   OrtStatus* status = api_.ShapeInferContext_GetInputTypeShape(context_, index, &info);
   if (!succeeds(api_, status) || info == nullptr) return {};
+  Said said{kOrtUndefined, {}};
+  check(api_, api_.GetTensorElementType(info, &said.type));
   size_t rank = 0;
   check(api_, api_.GetDimensionsCount(info, &rank));
   // No dimensions are said of a scalar, and of a tensor whose rank is not known.
-  if (rank == 0) return {};
+  if (rank == 0) return said;
   std::vector<int64_t> sizes(rank);
   std::vector<const char*> names(rank);
   check(api_, api_.GetDimensions(info, sizes.data(), rank));
@@ -26,9 +28,10 @@ std::optional<Dims> Inference::input(size_t index) const {
   Dims dims(rank);
   for (size_t i = 0; i < rank; ++i) {
     dims[i] = {sizes[i], sizes[i] < 0 && names[i] ? names[i] : ""};
-    if (sizes[i] < 0 && dims[i].name.empty()) return {};
+    if (sizes[i] < 0 && dims[i].name.empty()) return said;
   }
-  return dims;
+  said.dims = std::move(dims);
+  return said;
 }
 
 const OrtOpAttr* Inference::attribute(const char* name) const {
@@ -71,19 +74,24 @@ int64_t Inference::integer(const char* name, int64_t absent) const {
   return read ? value : absent;
 }
 
-void Inference::set_output(size_t index, const Dims& dims) const {
+// Newer versions take the type from here, older ones only the shape.
+void Inference::set_output(size_t index, OrtElementType type,
+                           const std::optional<Dims>& dims) const {
+  if (!dims) return;
   OrtTensorTypeAndShapeInfo* made = nullptr;
   check(api_, api_.CreateTensorTypeAndShapeInfo(&made));
   const Owned<OrtTensorTypeAndShapeInfo> info(made, api_.ReleaseTensorTypeAndShapeInfo);
   std::vector<int64_t> sizes;
   std::vector<const char*> names;
-  for (const Dim& dim : dims) {
+  for (const Dim& dim : *dims) {
     sizes.push_back(dim.size);
     names.push_back(dim.name.c_str());
   }
+  check(api_, api_.SetTensorElementType(made, type));
   check(api_, api_.SetDimensions(made, sizes.data(), sizes.size()));
   check(api_, api_.SetSymbolicDimensions(made, names.data(), names.size()));
-  check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, index, made));
+  // Refused where the node has no such output.
+  succeeds(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, index, made));
 }
 
 namespace {
@@ -117,26 +125,34 @@ std::optional<Dims> scale_dims(const Quantizer& quantizer, const Dims& x) {
 }  // namespace
 
 void infer_same(const Inference& node) {
-  if (const auto x = node.input(0)) node.set_output(0, *x);
+  if (const auto x = node.input(0)) node.set_output(0, x->type, x->dims);
 }
 
 void infer_codes(const Inference& node) {
   const auto quantizer = quantizer_of(node);
   const auto x = node.input(0);
   if (!quantizer || !x) return;
-  Dims codes = *x;
+  auto codes = x->dims;
   const bool packed = quantizer->numbers().element_format().packed();
-  if (packed && !codes.back().name.empty()) return;
-  if (packed) codes.back().size = quantizer->codes_shape(Shape{codes.back().size}).back();
-  node.set_output(0, codes);
+  if (packed && codes) {
+    Dim& last = codes->back();
+    if (!last.name.empty()) return;
+    last.size = quantizer->codes_shape(Shape{last.size}).back();
+  }
+  node.set_output(0, quantizer->codes_type(), codes);
 }
 
 void infer_measured(const Inference& node) {
   infer_codes(node);
   const auto quantizer = quantizer_of(node);
   const auto x = node.input(0);
-  if (!quantizer || !x) return;
-  if (const auto scale = scale_dims(*quantizer, *x)) node.set_output(1, *scale);
+  if (!quantizer || !x || !x->dims) return;
+  const auto scale = scale_dims(*quantizer, *x->dims);
+  const Numbers& numbers = quantizer->numbers();
+  const Dims none{{0, ""}};
+  node.set_output(1, quantizer->scale_type(), scale);
+  node.set_output(2, kOrtInt32, numbers.zero_point ? scale : none);
+  node.set_output(3, kOrtFloat, numbers.family == Family::kTensorScaled ? Dims{} : none);
 }
 
 void infer_decoded(const Inference& node) {
@@ -151,24 +167,24 @@ void infer_decoded(const Inference& node) {
       result.push_back({(*said)[i], ""});
       continue;
     }
-    if (!codes || codes->size() != said->size()) return;
-    Dim dim = (*codes)[i];
+    if (!codes || !codes->dims || codes->dims->size() != said->size()) return;
+    Dim dim = (*codes->dims)[i];
     if (packed && i + 1 == said->size()) {
       if (!dim.name.empty()) return;
       dim.size = quantizer->decoded_shape(Shape{dim.size}, Shape{-1}).back();
     }
     result.push_back(dim);
   }
-  node.set_output(0, result);
+  node.set_output(0, OrtElementType(node.integer("dtype", kOrtFloat)), result);
 }
 
 void infer_product(const Inference& node) {
   const auto x = node.input(0);
   const auto shape = node.integers("shape");
-  if (!x || !shape || shape->size() != 2) return;
-  Dims result = *x;
+  if (!x || !x->dims || !shape || shape->size() != 2) return;
+  Dims result = *x->dims;
   result.back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
-  node.set_output(0, result);
+  node.set_output(0, x->type, result);
 }
 
 }  // namespace bs::ort

@@ -18,18 +18,23 @@ struct Dim {
 };
 using Dims = std::vector<Dim>;
 
+struct Said {
+  OrtElementType type;
+  std::optional<Dims> dims;  // nothing where the shape, or one of its sizes, is unknown
+};
+
 class Inference {
  public:
   Inference(const OrtApi& api, OrtShapeInferContext* context);
 
-  // Nothing where it is left out, or its shape or one of its sizes is unknown.
-  std::optional<Dims> input(size_t index) const;
+  // Nothing where it is left out.
+  std::optional<Said> input(size_t index) const;
   // Nothing where it is absent, or of another type.
   std::optional<std::string> text(const char* name) const;
   std::optional<std::vector<int64_t>> integers(const char* name) const;
   int64_t integer(const char* name, int64_t absent) const;
 
-  void set_output(size_t index, const Dims& dims) const;
+  void set_output(size_t index, OrtElementType type, const std::optional<Dims>& dims) const;
 
  private:
   const OrtOpAttr* attribute(const char* name) const;
