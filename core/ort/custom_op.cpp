@@ -107,12 +107,13 @@ OrtCharacteristic BS_ORT_CALL output_characteristic(const OrtCustomOp* op, size_
 
 OrtMemType BS_ORT_CALL memory_type(const OrtCustomOp*, size_t) { return kOrtMemDefault; }
 
-int BS_ORT_CALL least_inputs(const OrtCustomOp* op) {
-  const auto& inputs = self(op).row.inputs;
-  return int(std::ranges::count_if(inputs, [](const Parameter& p) { return !p.optional; }));
+int required(std::span<const Parameter> parameters) {
+  return int(std::ranges::count(parameters, false, &Parameter::optional));
 }
 
-int BS_ORT_CALL least_outputs(const OrtCustomOp*) { return 1; }
+int BS_ORT_CALL least_inputs(const OrtCustomOp* op) { return required(self(op).row.inputs); }
+
+int BS_ORT_CALL least_outputs(const OrtCustomOp* op) { return required(self(op).row.outputs); }
 
 int BS_ORT_CALL of_any_types(const OrtCustomOp*) { return 0; }
 

@@ -74,24 +74,26 @@ int64_t Inference::integer(const char* name, int64_t absent) const {
   return read ? value : absent;
 }
 
-// Newer versions take the type from here, older ones only the shape.
+// The versions that skip inputs that are left out (library.cpp) take the type from here too, and
+// know that a shape is unknown. An output that the node does not have must not be set: a runtime
+// ends there.
 void Inference::set_output(size_t index, OrtElementType type,
                            const std::optional<Dims>& dims) const {
-  if (!dims) return;
   OrtTensorTypeAndShapeInfo* made = nullptr;
   check(api_, api_.CreateTensorTypeAndShapeInfo(&made));
   const Owned<OrtTensorTypeAndShapeInfo> info(made, api_.ReleaseTensorTypeAndShapeInfo);
-  std::vector<int64_t> sizes;
-  std::vector<const char*> names;
-  for (const Dim& dim : *dims) {
-    sizes.push_back(dim.size);
-    names.push_back(dim.name.c_str());
-  }
   check(api_, api_.SetTensorElementType(made, type));
-  check(api_, api_.SetDimensions(made, sizes.data(), sizes.size()));
-  check(api_, api_.SetSymbolicDimensions(made, names.data(), names.size()));
-  // Refused where the node has no such output.
-  succeeds(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, index, made));
+  if (dims) {
+    std::vector<int64_t> sizes;
+    std::vector<const char*> names;
+    for (const Dim& dim : *dims) {
+      sizes.push_back(dim.size);
+      names.push_back(dim.name.c_str());
+    }
+    check(api_, api_.SetDimensions(made, sizes.data(), sizes.size()));
+    check(api_, api_.SetSymbolicDimensions(made, names.data(), names.size()));
+  }
+  check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, index, made));
 }
 
 namespace {
@@ -122,6 +124,30 @@ std::optional<Dims> scale_dims(const Quantizer& quantizer, const Dims& x) {
   return result;
 }
 
+// -1 is the size that the codes have.
+std::optional<Dims> decoded_dims(const Inference& node) {
+  const auto quantizer = quantizer_of(node);
+  const auto said = node.integers("shape");
+  const auto codes = node.input(0);
+  if (!quantizer || !said || said->empty()) return {};
+  const bool packed = quantizer->numbers().element_format().packed();
+  Dims result;
+  for (size_t i = 0; i < said->size(); ++i) {
+    if ((*said)[i] >= 0) {
+      result.push_back({(*said)[i], ""});
+      continue;
+    }
+    if (!codes || !codes->dims || codes->dims->size() != said->size()) return {};
+    Dim dim = (*codes->dims)[i];
+    if (packed && i + 1 == said->size()) {
+      if (!dim.name.empty()) return {};
+      dim.size = quantizer->decoded_shape(Shape{dim.size}, Shape{-1}).back();
+    }
+    result.push_back(dim);
+  }
+  return result;
+}
+
 }  // namespace
 
 void infer_same(const Inference& node) {
@@ -133,11 +159,10 @@ void infer_codes(const Inference& node) {
   const auto x = node.input(0);
   if (!quantizer || !x) return;
   auto codes = x->dims;
-  const bool packed = quantizer->numbers().element_format().packed();
-  if (packed && codes) {
+  if (codes && quantizer->numbers().element_format().packed()) {
     Dim& last = codes->back();
-    if (!last.name.empty()) return;
     last.size = quantizer->codes_shape(Shape{last.size}).back();
+    if (!last.name.empty()) codes.reset();
   }
   node.set_output(0, quantizer->codes_type(), codes);
 }
@@ -146,44 +171,27 @@ void infer_measured(const Inference& node) {
   infer_codes(node);
   const auto quantizer = quantizer_of(node);
   const auto x = node.input(0);
-  if (!quantizer || !x || !x->dims) return;
-  const auto scale = scale_dims(*quantizer, *x->dims);
-  const Numbers& numbers = quantizer->numbers();
-  const Dims none{{0, ""}};
+  if (!quantizer || !x) return;
+  std::optional<Dims> scale;
+  if (x->dims) scale = scale_dims(*quantizer, *x->dims);
   node.set_output(1, quantizer->scale_type(), scale);
-  node.set_output(2, kOrtInt32, numbers.zero_point ? scale : none);
-  node.set_output(3, kOrtFloat, numbers.family == Family::kTensorScaled ? Dims{} : none);
 }
 
 void infer_decoded(const Inference& node) {
-  const auto quantizer = quantizer_of(node);
-  const auto said = node.integers("shape");
-  if (!quantizer || !said || said->empty()) return;
-  const auto codes = node.input(0);
-  const bool packed = quantizer->numbers().element_format().packed();
-  Dims result;
-  for (size_t i = 0; i < said->size(); ++i) {
-    if ((*said)[i] >= 0) {
-      result.push_back({(*said)[i], ""});
-      continue;
-    }
-    if (!codes || !codes->dims || codes->dims->size() != said->size()) return;
-    Dim dim = (*codes->dims)[i];
-    if (packed && i + 1 == said->size()) {
-      if (!dim.name.empty()) return;
-      dim.size = quantizer->decoded_shape(Shape{dim.size}, Shape{-1}).back();
-    }
-    result.push_back(dim);
-  }
-  node.set_output(0, OrtElementType(node.integer("dtype", kOrtFloat)), result);
+  const auto type = OrtElementType(node.integer("dtype", kOrtFloat));
+  node.set_output(0, type, decoded_dims(node));
 }
 
 void infer_product(const Inference& node) {
   const auto x = node.input(0);
   const auto shape = node.integers("shape");
-  if (!x || !x->dims || !shape || shape->size() != 2) return;
-  Dims result = *x->dims;
-  result.back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
+  if (!x) return;
+  auto result = x->dims;
+  if (result && shape && shape->size() == 2) {
+    result->back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
+  } else {
+    result.reset();
+  }
   node.set_output(0, x->type, result);
 }
 

@@ -48,7 +48,7 @@ struct Registry {
   }
 };
 
-// Until 1.23 a runtime that is to infer shapes follows a null pointer where an input is left out.
+// Until 1.23 a runtime that asks for shapes follows a null pointer where an input is left out.
 bool skips_absent_inputs(const char* version) {
   int major = 0, minor = 0;
   return std::sscanf(version, "%d.%d", &major, &minor) == 2 &&
