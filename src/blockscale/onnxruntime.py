@@ -36,5 +36,7 @@ def library_path(device: str = "cpu") -> str:
         raise InstallationError("blockscale has no compiled core here: reinstall it (pip install blockscale)")
     path = Path(core.origin).with_name(_NAME)
     if not path.is_file():
-        raise InstallationError(f"{path} is missing: reinstall blockscale (pip install --force-reinstall blockscale)")
+        raise InstallationError(
+            f"{path} is missing: reinstall blockscale (pip install --force-reinstall blockscale)"
+        )
     return str(path)
