@@ -95,8 +95,8 @@ class Session:
     def _values(self, names: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
         if not self._has_bfloat16:
             return list(self._session.run(names, dict(inputs)))
-        values = {name: _ort_value(array) for name, array in inputs.items()}
-        return [_array(value) for value in self._session.run_with_ort_values(names, values)]
+        values = {name: ort_value(array) for name, array in inputs.items()}
+        return [array_of(value) for value in self._session.run_with_ort_values(names, values)]
 
 
 def check_attributes(model: ir.Model) -> None:
@@ -121,14 +121,15 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(graph)
 
 
-def _ort_value(array: Array) -> Any:
+def ort_value(array: Array) -> Any:
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        array = array.copy(order="C")  # np.ascontiguousarray would give a scalar a dimension
     if array.dtype == ml_dtypes.bfloat16:
-        array = np.ascontiguousarray(array)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, onnx.TensorProto.BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _array(value: Any) -> Any:
+def array_of(value: Any) -> Any:
     """numpy's view of an output; onnxruntime itself has none of bfloat16."""
     if value.data_type() != BFLOAT16:
         return value.numpy()
