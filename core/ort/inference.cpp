@@ -179,7 +179,7 @@ void infer_measured(const Inference& node) {
 
 void infer_decoded(const Inference& node) {
   const auto type = OrtElementType(node.integer("dtype", kOrtFloat));
-  node.set_output(0, type, decoded_dims(node));
+  if (is_float(type)) node.set_output(0, type, decoded_dims(node));
 }
 
 void infer_product(const Inference& node) {

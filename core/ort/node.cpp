@@ -60,6 +60,10 @@ const char* name_of(OrtElementType type) {
   }
 }
 
+bool is_float(OrtElementType type) {
+  return type == kOrtFloat || type == kOrtFloat16 || type == kOrtBfloat16;
+}
+
 std::string shown(const Shape& shape) {
   std::string text;
   for (const int64_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
@@ -86,8 +90,7 @@ void Node::check() const {
     if (!found) continue;
     const OrtElementType type = found->type;
     const Parameter& wanted = row_.inputs[i];
-    const bool is_float = type == kOrtFloat || type == kOrtFloat16 || type == kOrtBfloat16;
-    if (wanted.takes == Takes::kFloats && !is_float) {
+    if (wanted.takes == Takes::kFloats && !is_float(type)) {
       refuse(wanted.name, name_of(type), "float32, float16 or bfloat16; Cast it first");
     }
     if (wanted.takes == Takes::kInt32 && type != kOrtInt32) {

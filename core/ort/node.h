@@ -53,6 +53,7 @@ class Node {
 };
 
 const char* name_of(OrtElementType type);
+bool is_float(OrtElementType type);  // of those that a tensor of values has
 
 // `Shape` in words.
 std::string shown(const Shape& shape);

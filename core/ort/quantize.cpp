@@ -137,9 +137,7 @@ class Dequantize final : public Kernel {
 
  private:
   static OrtElementType type_of(int64_t dtype) {
-    for (const OrtElementType type : {kOrtFloat, kOrtFloat16, kOrtBfloat16}) {
-      if (dtype == type) return type;
-    }
+    if (is_float(OrtElementType(dtype))) return OrtElementType(dtype);
     refuse("dtype", dtype, "1 (float32), 10 (float16) or 16 (bfloat16)");
   }
 
