@@ -21,7 +21,7 @@ from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Meta
 from blockscale.passes import pipeline
 from blockscale.passes.log import Log, counts
-from blockscale.passes.pipeline import OPTIMIZE
+from blockscale.passes.pipeline import FLOATS, OPTIMIZE
 from blockscale.recipe import Given
 from blockscale.report.comparison import Comparison, compared
 from blockscale.runtime.calibration_data import Random, items
@@ -33,14 +33,16 @@ __all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model
 _IN_MEMORY = {"blockscale.graph.fx_program": "torch", "blockscale.graph.onnx": "onnx"}
 _READERS = {".pt2": "torch", ".onnx": "onnx"}
 _ALREADY = "the model is quantized already: give the float model, or no recipe"
+# What runs there takes codes, or floats.
+_STAGES = {"torch": OPTIMIZE, "onnx": FLOATS}
 _COMPAT = ("quark",)  # whose placement an ONNX model may get
 
 
 def quantize_model(
     model: Any, recipe: Given | None = None, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    compat: str | None = None, prepare: str | Sequence[str] = "auto", stages: Sequence[str] = OPTIMIZE,
-    check: bool = False,
+    compat: str | None = None, prepare: str | Sequence[str] = "auto",
+    stages: Sequence[str] | None = None, check: bool = False,
 ) -> Any:  # fmt: skip
     """The model with its tensors quantized as the recipe says; callable, with `.save(path)` and `.report`.
 
@@ -56,7 +58,7 @@ def quantize_model(
     compat          "quark": an ONNX model gets MX on the tensors and along the axes of AMD Quark's quantizer
     prepare         of ONNX models, before the recipe: "auto", "none", or steps: opset, names, defaults, identity,
                     shapes, constants, batch_norm, unused
-    stages, check   see `optimize`
+    stages, check   see `optimize`; by default fused operators on codes for torch, and for ONNX one node a quantize
     """
     log = Log()
     if recipe is not None and _is_ours(model):
@@ -79,7 +81,10 @@ def quantize_model(
             model, recipe, log, calibration=calibration, method=method, compat=compat, **reading
         )
         explanation, model = made.explanation, made.model
+    stages = _STAGES[_library(model)] if stages is None else stages
     model = pipeline.optimize(model, stages=stages, log=log, check=check)
+    if compat is not None:
+        model.metadata_props[f"blockscale_compat"] = compat
     log.before = counts(given)
     report = Report.of(explanation, log, constant_bytes(given), constant_bytes(models.snapshot(model)))
     return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report)
