@@ -83,11 +83,10 @@ def quantize_model(
         explanation, model = made.explanation, made.model
     stages = _STAGES[_library(model)] if stages is None else stages
     model = pipeline.optimize(model, stages=stages, log=log, check=check)
-    if compat is not None:
-        model.metadata_props[f"blockscale_compat"] = compat
     log.before = counts(given)
     report = Report.of(explanation, log, constant_bytes(given), constant_bytes(models.snapshot(model)))
-    return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report)
+    settings = {} if compat is None else {"compat": compat}
+    return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report, **settings)
 
 
 def fake_quantize_model(
