@@ -3,6 +3,7 @@
 // Gemm.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +25,7 @@ using Attribute = std::variant<int64_t, float, std::string, std::vector<int64_t>
 using Attributes = std::map<std::string, Attribute>;
 
 struct Type {
-  OrtElementType type = kOrtUndefined;
+  OrtElementType type = kOrtUndefined;  // of what is left out
   std::optional<Shape> shape;
   std::vector<std::string> names;
 };
@@ -60,7 +61,7 @@ struct OrtTypeInfo {
 
 struct OrtKernelInfo {
   fake::Attributes attributes;
-  std::vector<std::optional<fake::Type>> inputs, outputs;
+  std::vector<fake::Type> inputs, outputs;
 };
 
 struct OrtKernelContext {
@@ -71,8 +72,7 @@ struct OrtKernelContext {
 
 struct OrtShapeInferContext {
   fake::Attributes attributes;
-  std::vector<std::optional<OrtTensorTypeAndShapeInfo>> inputs;
-  std::vector<std::optional<OrtTensorTypeAndShapeInfo>> outputs;
+  std::vector<OrtTensorTypeAndShapeInfo> inputs, outputs;
 };
 
 struct OrtOpAttr {
@@ -242,14 +242,14 @@ inline const OrtApi& api() {
     };
     t.KernelInfo_GetInputTypeInfo = [](const OrtKernelInfo* info, size_t index,
                                        OrtTypeInfo** out) -> OrtStatus* {
-      if (!info->inputs.at(index)) return no("it has no type");
-      *out = new OrtTypeInfo{{*info->inputs[index]}};
+      if (!info->inputs.at(index).type) return no("it has no type");
+      *out = new OrtTypeInfo{{info->inputs[index]}};
       return nullptr;
     };
     t.KernelInfo_GetOutputTypeInfo = [](const OrtKernelInfo* info, size_t index,
                                         OrtTypeInfo** out) -> OrtStatus* {
-      if (!info->outputs.at(index)) return no("it has no type");
-      *out = new OrtTypeInfo{{*info->outputs[index]}};
+      if (!info->outputs.at(index).type) return no("it has no type");
+      *out = new OrtTypeInfo{{info->outputs[index]}};
       return nullptr;
     };
     t.KernelContext_GetInputCount = [](const OrtKernelContext* context, size_t* out) -> OrtStatus* {
@@ -334,8 +334,8 @@ inline const OrtApi& api() {
     };
     t.ShapeInferContext_GetInputTypeShape = [](const OrtShapeInferContext* context, size_t index,
                                                OrtTensorTypeAndShapeInfo** out) -> OrtStatus* {
-      if (!context->inputs.at(index)) return no("it is left out");
-      *out = const_cast<OrtTensorTypeAndShapeInfo*>(&*context->inputs[index]);
+      if (!context->inputs.at(index).type) return no("it is left out");
+      *out = const_cast<OrtTensorTypeAndShapeInfo*>(&context->inputs[index]);
       return nullptr;
     };
     t.ShapeInferContext_GetAttribute = [](const OrtShapeInferContext* context, const char* name,

@@ -63,9 +63,9 @@ OrtKernelInfo info_of(const Attributes& attributes, const std::vector<OrtElement
                       const std::vector<OrtElementType>& outputs) {
   OrtKernelInfo info{attributes, {}, {}};
   for (const OrtElementType type : inputs) {
-    info.inputs.push_back(type ? std::optional(fake::Type{type, {}, {}}) : std::nullopt);
+    info.inputs.push_back({type, {}, {}});
   }
-  for (const OrtElementType type : outputs) info.outputs.push_back(fake::Type{type, {}, {}});
+  for (const OrtElementType type : outputs) info.outputs.push_back({type, {}, {}});
   return info;
 }
 
@@ -251,8 +251,8 @@ void shapes(const OrtSessionOptions& options) {
   measure.outputs.resize(2);
   const OrtCustomOp* op = find(options, "DynamicQuantize", kOrtFloat);
   check(said(op->InferOutputShapeFn(op, &measure)).empty(), "infer");
-  check(measure.outputs[0]->shape == Shape({-1, 32}) && measure.outputs[0]->names[0] == "batch" &&
-            measure.outputs[0]->type == kOrtUint8 && measure.outputs[1]->shape == Shape({-1, 2}),
+  check(measure.outputs[0].shape == Shape({-1, 32}) && measure.outputs[0].names[0] == "batch" &&
+            measure.outputs[0].type == kOrtUint8 && measure.outputs[1].shape == Shape({-1, 2}),
         "shapes of codes and scales");
   // Attributes and inputs of all kinds: nothing may go wrong.
   const fake::Attribute values[] = {
@@ -266,9 +266,11 @@ void shapes(const OrtSessionOptions& options) {
         for (const char* name : {"numbers", "block", "shape", "dtype", "trans_b", "axis"}) {
           if (random() % 4) context.attributes[name] = values[random() % std::size(values)];
         }
-        const std::optional<OrtTensorTypeAndShapeInfo> inputs[] = {
-            std::nullopt, x, sized(kOrtUint8, {4, 32}, {}), sized(kOrtFloat, {}, {}),
-            sized(kOrtFloat, {-1}, {})};
+        const OrtTensorTypeAndShapeInfo inputs[] = {{},
+                                                    x,
+                                                    sized(kOrtUint8, {4, 32}, {}),
+                                                    sized(kOrtFloat, {}, {}),
+                                                    sized(kOrtFloat, {-1}, {})};
         for (unsigned i = random() % 5; i > 0; --i) context.inputs.push_back(inputs[random() % 5]);
         context.outputs.resize(std::string(one->GetName(one)) == "DynamicQuantize" ? 2 : 1);
         said(one->InferOutputShapeFn(one, &context));
