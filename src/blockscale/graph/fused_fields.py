@@ -97,6 +97,8 @@ def _dtype_of(numbers: Numbers, scale_given: bool) -> str:
         own["rounding"] = numbers.rounding
     if numbers.dialect != "ocp":
         own["dialect"] = numbers.dialect
+    if numbers.sub_block:
+        own |= {"sub_block": numbers.sub_block, "sub_shift": numbers.sub_shift}
     return ",".join([head, *(f"{key}={value}" for key, value in own.items())])
 
 

@@ -268,7 +268,7 @@ def _check_writeable(out: Any, layout: Layout, dtypes: Collection[np.dtype[Any]]
         raise OutError("out", given, f"of shape {layout.shape}, {allowed}")
     if not out.flags.writeable:
         raise OutError("out", "read-only", "writeable")
-    if any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise OutError("out", "a broadcast array", "one with memory for every element")
 
 
