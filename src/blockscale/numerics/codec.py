@@ -12,7 +12,6 @@ from blockscale.numerics.arrays import NUMPY, Array, Arrays
 from blockscale.numerics.blocking import blocks_of, per_element
 from blockscale.numerics.formats import FORMATS, format_named
 from blockscale.numerics.layout import Layout
-from blockscale.numerics.scheme import Numbers
 from blockscale.numerics.rounding import philox, round_to_grid
 from blockscale.numerics.scales import (
     E8M0_NAN,
@@ -21,6 +20,7 @@ from blockscale.numerics.scales import (
     tensor_scale_of,
     tensor_scaled,
 )
+from blockscale.numerics.scheme import Numbers
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ def choose_params(
     return Params(xp.where(spoilt, xp.zeros_like(codes) + nan, codes), None, tensor_scale)
 
 
-def _of_sub_blocks(
-    x: Array, s: Array, spoilt: Array, layout: Layout, xp: Arrays
-) -> tuple[Array, Array]:
+def _of_sub_blocks(x: Array, s: Array, spoilt: Array, layout: Layout, xp: Arrays) -> tuple[Array, Array]:
     """From each block to its sub-blocks: their own exponent, if it is not too far below the block's."""
     fine = layout.fine
     most = (1 << layout.numbers.sub_shift) - 1

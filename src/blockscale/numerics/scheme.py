@@ -86,7 +86,9 @@ class Numbers:
         if self.sub_shift and not self.sub_block:
             raise CombinationError(f"sub_shift = {self.sub_shift} without sub_block: sub-blocks of how many?")
         if self.sub_block and row.sub_blocked is None:
-            raise CombinationError(f"dialect {self.dialect!r} has no sub-blocks (sub_block = {self.sub_block})")
+            raise CombinationError(
+                f"dialect {self.dialect!r} has no sub-blocks (sub_block = {self.sub_block})"
+            )
         return self.dialect_row
 
     def _fill(self, element: Format, dialect: Dialect) -> None:
@@ -395,7 +397,7 @@ def refined(
     rounding: str | None = None,
     dialect: str | None = None,
 ) -> Scheme:
-    """`scheme` with the given fields replaced; a dialect brings its own default rounding."""
+    """`scheme` with the given fields replaced; a dialect brings its own default rounding and default rule."""
     if axis is not None and not scheme.axes:
         raise AxisError("axis", axis, "none: this scheme is per tensor; name one such as 'int8-channel'")
     if block is not None and not scheme.axes:
@@ -413,7 +415,7 @@ def refined(
         changes["rule"] = rule
     if dialect is not None and dialect != scheme.dialect:
         changes |= {"dialect": dialect, "rounding": None}
-        if scheme.family == "mx" and scheme.rule == scheme.dialect_row.default_rule:
+        if rule is None and scheme.family == "mx" and scheme.rule == scheme.dialect_row.default_rule:
             changes["rule"] = None
     if rounding is not None:
         changes["rounding"] = rounding

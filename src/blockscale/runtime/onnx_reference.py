@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import prod
 from os import PathLike, fspath
 from typing import Any
 
@@ -32,12 +31,13 @@ from blockscale.errors import (
     ShapeError,
     UnknownNameError,
 )
-from blockscale.graph.onnx_quantizers import DOMAIN, quark_block, quark_numbers
+from blockscale.graph.onnx_quantizers import DOMAIN
 from blockscale.numerics import native
 from blockscale.numerics.arrays import TENSOR_DTYPES, Array
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.native import Stored
 from blockscale.numerics.scheme import Numbers, numbers_named
+from blockscale.runtime.onnx_quark import QUARK
 
 Model = str | PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -285,33 +285,6 @@ def _tensor_format(dtype: int) -> str:
     raise DtypeError("dtype", wanted, ", ".join(map(str, TENSOR_DTYPES.values())))
 
 
-# ------------------------------------------------------------------------------------------ AMD Quark's
-
-
-class MXQuantizeDequantize(OpRun):
-    op_domain = "com.amd.quark"
-
-    def _run(
-        self, x: Array, element_dtype: str = "int8", axis: int = 1, block_size: int = 32,
-        rounding_mode: int = 0, **others: Any,
-    ) -> tuple[Array]:  # fmt: skip
-        numbers = quark_numbers(element_dtype, rounding_mode)
-        block = quark_block(x.ndim, axis, block_size)
-        if isinstance(numbers, str) or isinstance(block, str):
-            raise ArgumentError(
-                "MXQuantizeDequantize",
-                numbers if isinstance(numbers, str) else block,
-                "as AMD Quark writes them",
-            )
-        if prod(x.shape) == 1:  # it leaves one alone
-            return (x,)
-        return (native.fake_quantize(x, _layout(numbers, x.shape, block)),)
-
-
-class MXFixNeuron(MXQuantizeDequantize):
-    op_domain = "com.vai.quantize"
-
-
 # ------------------------------------------------------------------------------------------ standard
 
 
@@ -393,6 +366,6 @@ def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
-    FakeQuantize, Quantize, DynamicQuantize, Dequantize, MXQuantizeDequantize, MXFixNeuron,
+    FakeQuantize, Quantize, DynamicQuantize, Dequantize, *QUARK,
     Gelu, Loop, QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
 )  # fmt: skip
