@@ -53,11 +53,12 @@ def docs_table() -> str:
 def short_table() -> str:
     """FORMATS with the affine integers in one row, and what each is for."""
     rows = []
-    for name, _, bits, widths, _, largest, smallest, specials, _ in tables.format_rows(every=False):
+    for name, _, bits, widths, _, largest, smallest, specials, doc in tables.format_rows(every=False):
         if name in FORMATS:
             uses = ["yes" if name in names else "–" for names in (ELEMENTS, SCALES)]
         else:
-            name, bits, uses = name.replace(", ", "`, `"), "N = 2 to 16", ["yes", "–"]
+            name, uses = name.replace(", ", "`, `"), ["yes", "–"]
+            bits = f"{bits}, {doc[doc.index('N =') :].partition(':')[0]}"
         rows.append([f"`{name}`", bits, widths, largest, smallest, specials, *uses])
     head = ["format", "bits", "E, M", "largest", "smallest > 0", "NaN, Inf", "element", "scale"]
     return markdown(head, rows)

@@ -71,7 +71,8 @@ def presets(as_json: bool) -> None:
         return _print_json([{"preset": name, **asdict(scheme_named(name))} for name in PRESETS])
     _print_table(tables.PRESET_HEAD, tables.preset_rows(), left=range(7))
     click.echo(
-        "Others are named by rule: any intN or uintN (2 to 16 bits), fp8, fp6 or fp4 element takes\n"
+        "Others are named by rule: any bfpN (10 to 24) takes -g<size> or nothing (blocks of 8);\n"
+        "any intN or uintN (2 to 16 bits), fp8, fp6 or fp4 element takes\n"
         "-channel, -token, -g<size> or nothing (one scale for all); settings follow after commas:\n"
         "    int6-g64    mxfp4,rule=rceil    int4-g128,scale=bf16,dialect=torchao"
     )
