@@ -20,6 +20,7 @@
 #include "block_params.h"
 #include "engine.h"
 #include "kernels.h"
+#include "number_text.h"
 #include "parallel.h"
 #include "plan.h"
 #include "within.h"
@@ -140,6 +141,8 @@ NB_MODULE(_core, m) {
       .def_rw("zero_of_zero", &bs::NumberNames::zero_of_zero)
       .def_rw("zero_of_underflow", &bs::NumberNames::zero_of_underflow)
       .def_rw("zero_of_tiny", &bs::NumberNames::zero_of_tiny);
+
+  m.def("numbers_named", &bs::numbers_named);
 
   nb::class_<Stored>(m, "Stored")
       .def(nb::init<>())

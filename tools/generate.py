@@ -1,6 +1,6 @@
-"""Derive files from FORMATS and PRESETS: the C++ table, tables in the docs, test vectors.
+"""Derive files from the tables of numerics: those of the core, tables in the docs, test vectors.
 
-python tools/generate.py            write core/generated/formats.inc, docs/formats.md and the
+python tools/generate.py            write core/generated/*.inc, docs/formats.md and the
                                     parts of README.md and docs/numerics.md between markers
 python tools/generate.py --check    fail if they are out of date (part of `make lint`)
 python tools/generate.py --vectors FILE [--samples N]
@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "tools"))
 
-from blockscale.numerics.formats import ELEMENTS, FORMATS, SCALES, Format  # noqa: E402
+from blockscale.numerics import dialects  # noqa: E402
+from blockscale.numerics.formats import E8M0_ELEMENTS, ELEMENTS, FORMATS, SCALES, Format  # noqa: E402
+from blockscale.numerics.scheme import BASES, SETTINGS  # noqa: E402
 from blockscale.report import tables  # noqa: E402
 
 SPECIALS = {"none": "kNone", "nan": "kNan", "ieee": "kIeee"}
@@ -34,8 +36,60 @@ def cpp_row(row: Format) -> str:
 
 
 def cpp_table() -> str:
-    head = "// Written by tools/generate.py from FORMATS; do not edit.\n// clang-format off\n"
-    return head + "".join(cpp_row(row) + "\n" for row in FORMATS.values())
+    return head_of("FORMATS") + "".join(cpp_row(row) + "\n" for row in FORMATS.values())
+
+
+def head_of(source: str) -> str:
+    return f"// Written by tools/generate.py from {source}; do not edit.\n// clang-format off\n"
+
+
+def cpp_value(value: object) -> str:
+    """Of a field: a list of names is one string, with blanks between them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple) and value and isinstance(value[0], bool):
+        return "{" + ", ".join(map(cpp_value, value)) + "}"
+    if isinstance(value, tuple):
+        return f'"{" ".join(value)}"'
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def cpp_bases() -> str:
+    rows = []
+    for name, fields in BASES.items():
+        row = (name, fields["element"], fields.get("scale", "e8m0"))
+        flags = (fields.get("tensor_scale", False), fields.get("zero_point", False))
+        runs = (fields.get("sub_block", 0), fields.get("sub_shift", 0))
+        rows.append(f"BS_BASE({', '.join(map(cpp_value, row + flags + runs))})\n")
+    return head_of("BASES of scheme.py") + "".join(rows)
+
+
+DIALECT_FIELDS = (
+    "name", "families", "elements", "affine_elements", "tensor_scaled_elements", "rules", "roundings",
+    "int_roundings", "default_rule", "default_rounding", "nonfinite", "has_codes", "clamps", "flushes",
+    "saturates", "reciprocal", "nearly_half", "least_scale", "zero_scale", "full_range", "float_zero",
+    "fixed_zero", "fixed_zero_half_even",
+)  # fmt: skip
+
+
+def cpp_dialects() -> str:
+    lines = [head_of("DIALECTS")]
+    for name, row in dialects.DIALECTS.items():
+        for macro, one in (("BS_DIALECT", row), ("BS_SUB_BLOCKED", row.sub_blocked)):
+            if one is not None:
+                values = [name, *(getattr(one, field) for field in DIALECT_FIELDS[1:])]
+                lines.append(f"{macro}({', '.join(map(cpp_value, values))})\n")
+    return "".join(lines)
+
+
+def cpp_number_names() -> str:
+    lists = {
+        "kSettings": SETTINGS, "kElements": ELEMENTS, "kMxElements": E8M0_ELEMENTS, "kScales": SCALES,
+        "kRules": dialects.RULES, "kMxRules": dialects.MX_RULES, "kAffineRules": dialects.AFFINE_RULES,
+        "kTensorScaledRules": dialects.TENSOR_SCALED_RULES, "kRoundings": dialects.ROUNDINGS,
+    }  # fmt: skip
+    rows = (f"constexpr Text {name} = {cpp_value(names)};\n" for name, names in lists.items())
+    return head_of("the tables of numerics") + "".join(rows)
 
 
 def docs_table() -> str:
@@ -97,6 +151,9 @@ def within_markers(path: Path, parts: dict[str, str]) -> str:
 README, NUMERICS = ROOT / "README.md", ROOT / "docs" / "numerics.md"
 OUTPUTS = {
     ROOT / "core" / "generated" / "formats.inc": cpp_table,
+    ROOT / "core" / "generated" / "bases.inc": cpp_bases,
+    ROOT / "core" / "generated" / "dialects.inc": cpp_dialects,
+    ROOT / "core" / "generated" / "number_names.inc": cpp_number_names,
     ROOT / "docs" / "formats.md": docs_table,
     README: lambda: within_markers(README, {"formats": short_table()}),
     NUMERICS: lambda: within_markers(NUMERICS, {"presets": presets_table()}),

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from blockscale.errors import CalibrationError, DtypeError, FileError
 from blockscale.numerics.observers import METHODS, observer
 from blockscale.numerics.scheme import Scheme, scheme_named
-from blockscale.runtime import onnx_calibrate
+from blockscale.runtime import onnx_weights
 from blockscale.runtime.calibration_data import random as random_data
 from blockscale.runtime.onnx_calibrate import calibrate
 from models.onnx_nets import CASES, random
@@ -119,12 +119,12 @@ def test_every_form_of_model(form: str, tmp_path: Path) -> None:
     assert proto.SerializeToString() == before
 
 
-def test_weights_are_shared_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_shared_with_the_session() -> None:
     """What onnxruntime is handed has no large weight in it: a model of 2 GB would not fit a protobuf."""
     given = ir.from_proto(model())
     for name, value in given.graph.initializers.items():
         value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=name)
-    proto, weights = onnx_calibrate.without_weights(given, ["h"])
+    proto, weights = onnx_weights.without_weights(given, ["h"])
     assert set(weights) == {"W", "V"} and len(proto.SerializeToString()) < 2000
     assert weights["W"].ctypes.data == given.graph.initializers["W"].const_value.numpy().ctypes.data
 

@@ -6,9 +6,16 @@ Ours, domain `blockscale` version 1; the attributes are the arguments of torch.o
     Quantize(x, scale, zero_point?, tensor_scale?) → codes                       numbers, block, seed
     DynamicQuantize(x, tensor_scale?) → codes, scale, zero_point?, tensor_scale?  numbers, block, seed
     Dequantize(codes, scale, zero_point?, tensor_scale?) → y                     numbers, block, shape, dtype
+    MatMul(x, codes, scale, zero_point?, tensor_scale?, bias?) → y               numbers, block, shape, trans_b,
+                                                                                 x_numbers, x_block
 
 `shape` is that of y; -1 stands for the size that the codes have, times their number a byte in the last
 dimension where they are packed. `dtype` is a number of onnx.TensorProto.DataType, 1 (float32) if not given.
+A tensor of shape (0,) stands for one that is left out.
+
+MatMul is x · W + bias, in float32 and of the dtype of x. W has two dimensions, [K, N], or [N, K] with
+trans_b = 1; numbers, block and shape are those of W as it is stored. x is quantized first and dequantized at
+once if there are x_numbers, in blocks of x_block along its last dimension (0: the whole row).
 """
 
 from __future__ import annotations
@@ -290,12 +297,27 @@ CUSTOM: dict[tuple[str, str], tuple[str, ...]] = {
     (DOMAIN, "Quantize"): ("x", *_PARAMS),
     (DOMAIN, "DynamicQuantize"): ("x", "tensor_scale"),
     (DOMAIN, "Dequantize"): ("codes", *_PARAMS),
+    (DOMAIN, "MatMul"): ("x", "codes", *_PARAMS, "bias"),
     ("com.microsoft", "QuantizeLinear"): ("x", "y_scale", "y_zero_point"),
     ("com.microsoft", "DequantizeLinear"): ("x", "x_scale", "x_zero_point"),
     ("com.amd.quark", "MXQuantizeDequantize"): ("x",),
     ("com.vai.quantize", "MXFixNeuron"): ("x",),
     ("com.amd.quark", "BFPQuantizeDequantize"): ("x",),
     ("com.vai.quantize", "BFPFixNeuron"): ("x",),
+}
+
+_CODEC = ("numbers", "block", "seed")
+_QUARK = ("element_dtype", "axis", "block_size", "rounding_mode")
+
+# Attributes of the operators that our library runs.
+ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
+    (DOMAIN, "FakeQuantize"): _CODEC,
+    (DOMAIN, "Quantize"): _CODEC,
+    (DOMAIN, "DynamicQuantize"): _CODEC,
+    (DOMAIN, "Dequantize"): ("numbers", "block", "shape", "dtype"),
+    (DOMAIN, "MatMul"): ("numbers", "block", "shape", "trans_b", "x_numbers", "x_block"),
+    ("com.amd.quark", "MXQuantizeDequantize"): _QUARK,
+    ("com.vai.quantize", "MXFixNeuron"): _QUARK,
 }
 
 READERS: dict[str, Reader] = {

@@ -191,10 +191,10 @@ class Numbers:
         base = _BASE_OF.get((self.element, self.scale), self.element)
         if self.sub_block:
             base = _SUB_BLOCKED_BASE.get((self.element, self.sub_block, self.sub_shift), base)
-        defaults = {field.name: field.default for field in fields(Numbers)} | _BASES[base]
+        defaults = {field.name: field.default for field in fields(Numbers)} | BASES[base]
         own = {name: value for name, value in self._settings() if value != defaults[name]}
         plain = {name: value for name, value in own.items() if defaults[name] is not None}
-        filled = Numbers(**_BASES[base] | plain)  # with what the fields left None become beside these
+        filled = Numbers(**BASES[base] | plain)  # with what the fields left None become beside these
         parts = [base]
         for name, value in own.items():
             if name in plain or value != getattr(filled, name):
@@ -280,7 +280,7 @@ _MX = {"mxfp8": "fp8_e4m3", "mxfp8_e4m3": "fp8_e4m3", "mxfp8_e5m2": "fp8_e5m2",
 _SUB_BLOCKED = {"mx9": "bfp16", "mx6": "bfp13", "mx4": "bfp11"}
 
 # What a base name means, as arguments of Numbers.
-_BASES: dict[str, dict[str, Any]] = {
+BASES: dict[str, dict[str, Any]] = {
     **{name: {"element": element} for name, element in _MX.items()},
     **{name: {"element": name} for name in BFP_ELEMENTS},
     **{name: {"element": element, "sub_block": 2, "sub_shift": 1} for name, element in _SUB_BLOCKED.items()},
@@ -308,7 +308,7 @@ _PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g
 
 
 def _unknown_format(name: str) -> UnknownNameError:
-    bases = (base for base in _BASES if base not in (*PRESETS, *INT_ELEMENTS, *BFP_ELEMENTS))
+    bases = (base for base in BASES if base not in (*PRESETS, *INT_ELEMENTS, *BFP_ELEMENTS))
     also = (
         "; every intN and uintN of 2 to 16 bits, every bfpN of 10 to 24; "
         "and these and fp8, fp6, fp4 with -channel, -token or -g<size>"
@@ -316,19 +316,22 @@ def _unknown_format(name: str) -> UnknownNameError:
     return UnknownNameError("format", name, (*PRESETS, *bases), also)
 
 
+SETTINGS = tuple(sorted(field.name for field in fields(Numbers)))
+_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+
+
 @lru_cache(maxsize=4096)
 def numbers_named(text: str) -> Numbers:
-    """Read `base` or `base,key=value,…`, the inverse of `str(numbers)`."""
+    """Read `base` or `base,key=value,…`, the inverse of `str(numbers)`; core/number_text.cpp does so too."""
     base, *settings = text.split(",")
-    if base not in _BASES:
+    if base not in BASES:
         raise _unknown_format(base)
-    arguments = dict(_BASES[base])
-    known = {field.name for field in fields(Numbers)}
+    arguments = dict(BASES[base])
     given: set[str] = set()
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in known:
-            raise UnknownNameError(f"setting of {text!r}", key, sorted(known))
+        if key not in SETTINGS:
+            raise UnknownNameError(f"setting of {text!r}", key, SETTINGS)
         if key in given:
             raise CombinationError(f"{text!r}: {key} twice")
         given.add(key)
@@ -342,10 +345,9 @@ def _read(key: str, value: str) -> object:
             raise UnknownNameError(key, value, ("true", "false"))
         return value == "true"
     if key in ("quant_min", "quant_max", "sub_block", "sub_shift"):
-        try:
-            return int(value)
-        except ValueError:
-            raise ArgumentError(key, value, "an integer") from None
+        if not _INTEGER.fullmatch(value):
+            raise ArgumentError(key, value, "an integer")
+        return int(value)
     return value
 
 
@@ -359,7 +361,7 @@ def scheme_named(text: str) -> Scheme:
     head, comma, settings = text.partition(",")
     match = _PLACE.match(head)
     base = match["base"] if match else head
-    if match is None or base not in _BASES:
+    if match is None or base not in BASES:
         raise _unknown_format(head)
     numbers = numbers_named(base + comma + settings)
     place: Mapping[str, Any]

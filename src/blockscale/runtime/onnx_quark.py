@@ -14,6 +14,7 @@ from blockscale.numerics import native
 from blockscale.numerics.arrays import Array
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers
+from blockscale.runtime.onnx_ours import layout_of
 
 
 class MXQuantizeDequantize(OpRun):
@@ -79,7 +80,7 @@ def _meant(operator: OpRun, numbers: Numbers | str) -> Numbers:
 def _layout(operator: OpRun, numbers: Numbers, x: Array, block: tuple[int, ...] | str) -> Layout:
     if isinstance(block, str):
         raise ArgumentError(type(operator).__name__, block, "as AMD Quark writes them")
-    return Layout(numbers, x.shape, block)
+    return layout_of(numbers, x.shape, block)
 
 
 QUARK: tuple[type[OpRun], ...] = (

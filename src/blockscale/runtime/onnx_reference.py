@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from os import PathLike, fspath
 from typing import Any
 
@@ -23,20 +22,14 @@ from onnx.reference.ops._quant_utils import reshape_input
 from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
 from blockscale.errors import (
-    ArgumentError,
     BlockscaleError,
     DtypeError,
     FileError,
     GraphError,
-    ShapeError,
-    UnknownNameError,
 )
-from blockscale.graph.onnx_quantizers import DOMAIN
-from blockscale.numerics import native
-from blockscale.numerics.arrays import TENSOR_DTYPES, Array
-from blockscale.numerics.layout import Layout
-from blockscale.numerics.native import Stored
-from blockscale.numerics.scheme import Numbers, numbers_named
+from blockscale.numerics.arrays import Array
+from blockscale.runtime.onnx_inputs import Takes
+from blockscale.runtime.onnx_ours import OURS
 from blockscale.runtime.onnx_quark import QUARK
 
 Model = str | PathLike[str] | onnx.ModelProto | ir.Model
@@ -49,9 +42,8 @@ class Runner:
         proto = _proto(model)
         graph = proto.graph
         self.outputs = [value.name for value in graph.output]
-        given = {value.name for value in graph.initializer}
-        self._inputs = {value.name: value.type.tensor_type for value in graph.input}
-        self.inputs = [name for name in self._inputs if name not in given]
+        self._takes = Takes(graph)
+        self.inputs = self._takes.names
         _name_what_is_left_out(proto)
         try:
             self._evaluator = _Evaluator(proto)
@@ -65,46 +57,13 @@ class Runner:
 
     def values(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Every value of the main graph by name."""
-        self._check(inputs)
+        self._takes.check(inputs)
         try:
             with np.errstate(all="ignore"):
                 found: dict[str, Array] = self._evaluator.run(None, dict(inputs), intermediate=True)  # type: ignore[assignment]
         except Exception as error:
             raise _understood(error, "the model does not run on these inputs") from error
         return found
-
-    def _check(self, inputs: Mapping[str, Any]) -> None:
-        for name in inputs:
-            if name not in self._inputs:
-                raise UnknownNameError("inputs", name, self._inputs)
-        missing = [name for name in self.inputs if name not in inputs]
-        if missing:
-            raise ArgumentError(
-                "inputs", sorted(inputs), f"{', '.join(missing)} too: the model has no default"
-            )
-        sizes: dict[str, int] = {}
-        for name, array in inputs.items():
-            _check_input(name, array, self._inputs[name], sizes)
-
-
-def _check_input(name: str, array: Any, wanted: Any, sizes: dict[str, int]) -> None:
-    """Dtype and shape as the model says them; the same name is the same size everywhere."""
-    if not wanted.elem_type:  # a sequence, a map
-        return
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted.elem_type)
-    if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        raise DtypeError(f"inputs[{name!r}]", getattr(array, "dtype", type(array).__name__), f"{dtype}")
-    if not wanted.HasField("shape"):
-        return
-    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in wanted.shape.dim]
-    same = len(dims) == array.ndim and all(
-        n == (dim if isinstance(dim, int) else sizes.setdefault(dim, n) if dim else n)
-        for dim, n in zip(dims, array.shape, strict=True)
-    )
-    if not same:
-        also = "".join(f", {dim} = {sizes[dim]}" for dim in dims if isinstance(dim, str) and dim in sizes)
-        shown = "×".join(str(dim or "?") for dim in dims) or "()"
-        raise ShapeError(f"inputs[{name!r}].shape", array.shape, f"{shown}{also}")
 
 
 def _proto(model: Model) -> onnx.ModelProto:
@@ -179,110 +138,6 @@ def _in_order(run: Callable[..., Sequence[Any]]) -> Callable[..., tuple[Any, ...
         )
 
     return ordered
-
-
-# ------------------------------------------------------------------------------------------ ours
-
-
-@lru_cache(maxsize=4096)
-def _layout(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...]) -> Layout:
-    return Layout(numbers, shape, block)
-
-
-def _stored(layout: Layout, scale: Any, zero_point: Any, tensor_scale: Any) -> Stored | None:
-    """A tensor of shape (0,) is none, as DynamicQuantize may give it."""
-    if zero_point is not None and zero_point.shape == (0,) and not layout.numbers.zero_point:
-        zero_point = None
-    if tensor_scale is not None and tensor_scale.shape == (0,) and not layout.numbers.tensor_scale:
-        tensor_scale = None
-    return None if scale is None else Stored(scale, zero_point, tensor_scale)
-
-
-def _given(tensor_scale: Any, scale: Any) -> float | None:
-    """The tensor scale of what is dynamic in its scales alone."""
-    if tensor_scale is None or scale is not None or tensor_scale.shape == (0,):
-        return None
-    return float(tensor_scale)
-
-
-class FakeQuantize(OpRun):
-    op_domain = DOMAIN
-
-    def _run(
-        self, x: Array, scale: Any = None, zero_point: Any = None, tensor_scale: Any = None, *,
-        numbers: str, block: Sequence[int] = (), seed: int = 0,
-    ) -> tuple[Array]:  # fmt: skip
-        layout = _layout(numbers_named(numbers), x.shape, tuple(block))
-        params = _stored(layout, scale, zero_point, tensor_scale)
-        t = _given(tensor_scale, scale)
-        return (native.fake_quantize(x, layout, params, tensor_scale=t, seed=_seed(seed)),)
-
-
-class Quantize(OpRun):
-    op_domain = DOMAIN
-
-    def _run(
-        self, x: Array, scale: Any, zero_point: Any = None, tensor_scale: Any = None, *,
-        numbers: str, block: Sequence[int] = (), seed: int = 0,
-    ) -> tuple[Array]:  # fmt: skip
-        layout = _layout(numbers_named(numbers), x.shape, tuple(block))
-        params = _stored(layout, scale, zero_point, tensor_scale)
-        return (native.quantize(x, layout, params, seed=_seed(seed))[0],)
-
-
-class DynamicQuantize(OpRun):
-    op_domain = DOMAIN
-
-    def _run(
-        self, x: Array, tensor_scale: Any = None, *, numbers: str, block: Sequence[int] = (), seed: int = 0
-    ) -> tuple[Array, ...]:
-        layout = _layout(numbers_named(numbers), x.shape, tuple(block))
-        t = _given(tensor_scale, None)
-        codes, params = native.quantize(x, layout, tensor_scale=t, seed=_seed(seed))
-        zeros, scale = params.zero_points, params.tensor_scale
-        return (
-            codes, params.scales, np.empty(0, np.int32) if zeros is None else zeros,
-            np.empty(0, np.float32) if scale is None else scale,
-        )  # fmt: skip
-
-
-class Dequantize(OpRun):
-    op_domain = DOMAIN
-
-    def _run(
-        self, codes: Array, scale: Any, zero_point: Any = None, tensor_scale: Any = None, *,
-        numbers: str, block: Sequence[int] = (), shape: Sequence[int] = (), dtype: int = 1,
-    ) -> tuple[Array]:  # fmt: skip
-        found = numbers_named(numbers)
-        layout = _layout(found, _sizes(found, codes, tuple(shape)), tuple(block))
-        stored = _stored(layout, scale, zero_point, tensor_scale)
-        assert stored is not None
-        return (native.dequantize(codes, layout, stored, _tensor_format(dtype)),)
-
-
-def _seed(seed: int) -> int:
-    """Attributes are signed."""
-    return int(seed) % (1 << 64)
-
-
-def _sizes(numbers: Numbers, codes: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """-1 is the size that the codes have; in the last dimension, times their number a byte."""
-    if len(shape) != codes.ndim and -1 in shape:
-        raise ShapeError("shape", shape, f"as many sizes as the codes of shape {codes.shape} have")
-    element = numbers.element_format
-    last = len(shape) - 1
-    per_byte = 8 // element.bits if element.packed else 1
-    return tuple(
-        n if n != -1 else codes.shape[i] * (per_byte if i == last else 1) for i, n in enumerate(shape)
-    )
-
-
-def _tensor_format(dtype: int) -> str:
-    wanted = onnx.helper.tensor_dtype_to_np_dtype(dtype)
-    for name, one in TENSOR_DTYPES.items():
-        if one == wanted:
-            return name
-    raise DtypeError("dtype", wanted, ", ".join(map(str, TENSOR_DTYPES.values())))
 
 
 # ------------------------------------------------------------------------------------------ standard
@@ -366,6 +221,6 @@ def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
-    FakeQuantize, Quantize, DynamicQuantize, Dequantize, *QUARK,
+    *OURS, *QUARK,
     Gelu, Loop, QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
 )  # fmt: skip

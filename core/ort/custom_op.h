@@ -1,0 +1,19 @@
+// Rows of the table as ONNX Runtime wants them.
+#pragma once
+
+#include "c_api.h"
+#include "operator.h"
+
+namespace bs::ort {
+
+// For one type of the row's first input where that decides its outputs: a runtime finds the kernel
+// by it, and knows the type of the output. With types from the model it is kOrtUndefined.
+struct CustomOp : OrtCustomOp {
+  CustomOp(const OrtApi& api, const Operator& row, OrtElementType type, bool infers);
+
+  const OrtApi& api;
+  const Operator& row;
+  const OrtElementType type;
+};
+
+}  // namespace bs::ort

@@ -1,0 +1,198 @@
+#include "inference.h"
+
+#include "api.h"
+#include "quantizer.h"
+
+namespace bs::ort {
+
+Inference::Inference(const OrtApi& api, OrtShapeInferContext* context)
+    : api_(api), context_(context) {
+  check(api, api.ShapeInferContext_GetInputCount(context, &inputs_));
+}
+
+std::optional<Said> Inference::input(size_t index) const {
+  if (index >= inputs_) return {};
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // it stays the runtime's
+  OrtStatus* status = api_.ShapeInferContext_GetInputTypeShape(context_, index, &info);
+  if (!succeeds(api_, status) || info == nullptr) return {};
+  Said said{kOrtUndefined, {}};
+  check(api_, api_.GetTensorElementType(info, &said.type));
+  size_t rank = 0;
+  check(api_, api_.GetDimensionsCount(info, &rank));
+  // No dimensions are said of a scalar, and of a tensor whose rank is not known.
+  if (rank == 0) return said;
+  std::vector<int64_t> sizes(rank);
+  std::vector<const char*> names(rank);
+  check(api_, api_.GetDimensions(info, sizes.data(), rank));
+  check(api_, api_.GetSymbolicDimensions(info, names.data(), rank));
+  Dims dims(rank);
+  for (size_t i = 0; i < rank; ++i) {
+    dims[i] = {sizes[i], sizes[i] < 0 && names[i] ? names[i] : ""};
+    if (sizes[i] < 0 && dims[i].name.empty()) return said;
+  }
+  said.dims = std::move(dims);
+  return said;
+}
+
+const OrtOpAttr* Inference::attribute(const char* name) const {
+  const OrtOpAttr* found = nullptr;
+  if (!succeeds(api_, api_.ShapeInferContext_GetAttribute(context_, name, &found))) return nullptr;
+  return found;
+}
+
+std::optional<std::string> Inference::text(const char* name) const {
+  const OrtOpAttr* found = attribute(name);
+  if (found == nullptr) return {};
+  size_t size = 0;
+  succeeds(api_, api_.ReadOpAttr(found, kOrtAttrString, nullptr, 0, &size));
+  // Versions differ in whether the size has room for the end.
+  std::string text(size + 1, '\0');
+  if (!succeeds(api_, api_.ReadOpAttr(found, kOrtAttrString, text.data(), text.size(), &size))) {
+    return {};
+  }
+  text.resize(text.find('\0'));
+  return text;
+}
+
+std::optional<std::vector<int64_t>> Inference::integers(const char* name) const {
+  const OrtOpAttr* found = attribute(name);
+  if (found == nullptr) return {};
+  size_t bytes = 0;
+  succeeds(api_, api_.ReadOpAttr(found, kOrtAttrInts, nullptr, 0, &bytes));
+  std::vector<int64_t> all(bytes / sizeof(int64_t));
+  if (!succeeds(api_, api_.ReadOpAttr(found, kOrtAttrInts, all.data(), bytes, &bytes))) return {};
+  return all;
+}
+
+int64_t Inference::integer(const char* name, int64_t absent) const {
+  const OrtOpAttr* found = attribute(name);
+  int64_t value = 0;
+  size_t size = 0;
+  if (found == nullptr) return absent;
+  const bool read =
+      succeeds(api_, api_.ReadOpAttr(found, kOrtAttrInt, &value, sizeof value, &size));
+  return read ? value : absent;
+}
+
+// The versions that skip inputs that are left out (library.cpp) take the type from here too, and
+// know that a shape is unknown. An output that the node does not have must not be set: a runtime
+// ends there.
+void Inference::set_output(size_t index, OrtElementType type,
+                           const std::optional<Dims>& dims) const {
+  OrtTensorTypeAndShapeInfo* made = nullptr;
+  check(api_, api_.CreateTensorTypeAndShapeInfo(&made));
+  const Owned<OrtTensorTypeAndShapeInfo> info(made, api_.ReleaseTensorTypeAndShapeInfo);
+  check(api_, api_.SetTensorElementType(made, type));
+  if (dims) {
+    std::vector<int64_t> sizes;
+    std::vector<const char*> names;
+    for (const Dim& dim : *dims) {
+      sizes.push_back(dim.size);
+      names.push_back(dim.name.c_str());
+    }
+    check(api_, api_.SetDimensions(made, sizes.data(), sizes.size()));
+    check(api_, api_.SetSymbolicDimensions(made, names.data(), names.size()));
+  }
+  check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, index, made));
+}
+
+namespace {
+
+std::optional<Quantizer> quantizer_of(const Inference& node) {
+  const auto numbers = node.text("numbers");
+  const auto block = node.integers("block");
+  if (!numbers || !block) return {};
+  return Quantizer(numbers_of("numbers", *numbers), *block, 0);
+}
+
+// One entry a dimension, if each can be said: a named size only where blocks leave it as it is.
+std::optional<Dims> scale_dims(const Quantizer& quantizer, const Dims& x) {
+  if (x.size() != quantizer.block().size()) return {};
+  Dims result;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int64_t n = x[i].size, b = quantizer.block()[i];
+    if (b == 0) {
+      result.push_back({1, ""});
+    } else if (x[i].name.empty()) {
+      result.push_back({n / b + (n % b != 0), ""});
+    } else if (b == 1) {
+      result.push_back(x[i]);
+    } else {
+      return {};
+    }
+  }
+  return result;
+}
+
+// -1 is the size that the codes have.
+std::optional<Dims> decoded_dims(const Inference& node) {
+  const auto quantizer = quantizer_of(node);
+  const auto said = node.integers("shape");
+  const auto codes = node.input(0);
+  if (!quantizer || !said || said->empty()) return {};
+  const bool packed = quantizer->numbers().element_format().packed();
+  Dims result;
+  for (size_t i = 0; i < said->size(); ++i) {
+    if ((*said)[i] >= 0) {
+      result.push_back({(*said)[i], ""});
+      continue;
+    }
+    if (!codes || !codes->dims || codes->dims->size() != said->size()) return {};
+    Dim dim = (*codes->dims)[i];
+    if (packed && i + 1 == said->size()) {
+      if (!dim.name.empty()) return {};
+      dim.size = quantizer->decoded_shape(Shape{dim.size}, Shape{-1}).back();
+    }
+    result.push_back(dim);
+  }
+  return result;
+}
+
+}  // namespace
+
+void infer_same(const Inference& node) {
+  if (const auto x = node.input(0)) node.set_output(0, x->type, x->dims);
+}
+
+void infer_codes(const Inference& node) {
+  const auto quantizer = quantizer_of(node);
+  const auto x = node.input(0);
+  if (!quantizer || !x) return;
+  auto codes = x->dims;
+  if (codes && quantizer->numbers().element_format().packed()) {
+    Dim& last = codes->back();
+    last.size = quantizer->codes_shape(Shape{last.size}).back();
+    if (!last.name.empty()) codes.reset();
+  }
+  node.set_output(0, quantizer->codes_type(), codes);
+}
+
+void infer_measured(const Inference& node) {
+  infer_codes(node);
+  const auto quantizer = quantizer_of(node);
+  const auto x = node.input(0);
+  if (!quantizer || !x) return;
+  std::optional<Dims> scale;
+  if (x->dims) scale = scale_dims(*quantizer, *x->dims);
+  node.set_output(1, quantizer->scale_type(), scale);
+}
+
+void infer_decoded(const Inference& node) {
+  const auto type = OrtElementType(node.integer("dtype", kOrtFloat));
+  if (is_float(type)) node.set_output(0, type, decoded_dims(node));
+}
+
+void infer_product(const Inference& node) {
+  const auto x = node.input(0);
+  const auto shape = node.integers("shape");
+  if (!x) return;
+  auto result = x->dims;
+  if (result && shape && shape->size() == 2) {
+    result->back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
+  } else {
+    result.reset();
+  }
+  node.set_output(0, x->type, result);
+}
+
+}  // namespace bs::ort

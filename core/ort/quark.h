@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "operator.h"
+
+namespace bs::ort {
+
+// com.amd.quark::MXQuantizeDequantize and, by its older name, com.vai.quantize::MXFixNeuron.
+std::unique_ptr<Kernel> make_quark_mx(const Node& node);
+
+}  // namespace bs::ort
