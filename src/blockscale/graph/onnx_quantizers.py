@@ -308,6 +308,10 @@ CUSTOM: dict[tuple[str, str], tuple[str, ...]] = {
 
 _CODEC = ("numbers", "block", "seed")
 _QUARK = ("element_dtype", "axis", "block_size", "rounding_mode")
+_QUARK_BFP = (
+    "bfp_method", "axis", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits",
+    "convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel",
+)  # fmt: skip
 
 # Attributes of the operators that our library runs.
 ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
@@ -318,6 +322,8 @@ ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
     (DOMAIN, "MatMul"): ("numbers", "block", "shape", "trans_b", "x_numbers", "x_block"),
     ("com.amd.quark", "MXQuantizeDequantize"): _QUARK,
     ("com.vai.quantize", "MXFixNeuron"): _QUARK,
+    ("com.amd.quark", "BFPQuantizeDequantize"): _QUARK_BFP,
+    ("com.vai.quantize", "BFPFixNeuron"): _QUARK_BFP,
 }
 
 READERS: dict[str, Reader] = {
