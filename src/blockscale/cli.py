@@ -209,16 +209,17 @@ def codec(names: tuple[str, ...], threads: tuple[int, ...], seconds: float, as_j
 @as_json
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON here.")
 def demo(as_json: bool, report: Path | None) -> None:
-    """Quantize every weight of a real model to every preset."""
-    from blockscale.numerics.scheme import PRESETS
+    """Quantize every weight of a real model to every preset that can be stored."""
+    from blockscale.numerics.scheme import PRESETS, scheme_named
     from blockscale.report import demo, demo_text
 
     model = demo.load_model(demo.find_model())
     if not as_json:
         click.echo(demo_text.opening(model))
     results: list[demo.PresetResult] = []
-    for preset in PRESETS:
-        _progress(len(results) / len(PRESETS), preset)
+    stored = [name for name in PRESETS if not scheme_named(name).why_no_codes]
+    for preset in stored:
+        _progress(len(results) / len(stored), preset)
         results.append(demo.run_preset(preset, model.weights))
     _progress(1)
     if report is not None:
