@@ -135,7 +135,7 @@ WRONG_DATA: dict[str, tuple[Any, str]] = {
         r"batch 1: missing a required argument: 'mask'|unexpected keyword argument 'msk'",
     ),
     "one batch": (X, "calibration is a single Tensor: put it in a list; each entry is a batch"),
-    "a name": ("data", "calibration = 'data': an iterable of inputs is wanted"),
+    "a name": ("data", "calibration folder 'data': there is no such folder"),
     "a number": (3, r"calibration is a int: give an iterable of inputs, or an object with get_next\(\)"),
 }
 

@@ -60,6 +60,31 @@ def test_conditions(conditions: dict[str, Any], expected: set[str]) -> None:
     assert nodes(Rule("mxfp4", **conditions)) == expected
 
 
+def test_names_of_the_framework() -> None:
+    """A rule may say Conv where OPS says conv, and the name that the model has where a path was made of it."""
+    operand = replace(one("weight"), op_type="Gemm", alias="/fc/Gemm")
+    assert Rule("mxfp4", op_type=("Conv", "Gemm")).matches(operand)
+    assert Rule("mxfp4", name="/fc/*").matches(operand) and Rule("mxfp4", name=operand.node).matches(operand)
+    assert not Rule("mxfp4", op_type="gemm").matches(operand)
+    assert not Rule("mxfp4", name="*Gemm").matches(replace(operand, alias=""))
+
+
+def test_between_is_asked_of_the_graph() -> None:
+    rule = Rule("mxfp4", between=("x", ["y", "z"]))
+    assert rule.between == (("x",), ("y", "z")) and Recipe([rule, rule]).regions == (rule.between,)
+    assert not rule.matches(one("weight"))
+    assert rule.matches(replace(one("weight"), regions=frozenset([rule.between])))
+    assert str(rule) == "mxfp4, between=x…y|z"
+
+
+def test_a_rule_for_any_model_leaves_what_has_no_layouts() -> None:
+    operands = [one("weight", dtype="f64"), one("input")]
+    found = Recipe.preset("mxfp4").assign(operands)
+    assert [row.scheme is None for row in found] == [True, False]
+    with pytest.raises(RecipeError, match="its dtype is f64"):
+        Recipe.preset("mxfp4").assign(operands[:1])
+
+
 def test_roles() -> None:
     everything = {f"{o.node}:{o.role}" for o in model()}
     assert hits(Rule("float")) == everything
@@ -257,6 +282,11 @@ def test_operands_are_checked() -> None:
         ({"layout": "mxpf4"}, UnknownNameError, "did you mean 'mxfp4'"),
         ({"layout": 4}, ArgumentError, "layout = 4: a preset's name, a Scheme or 'float'"),
         ({"layout": "float", "block": 16}, CombinationError, "takes no block: nothing is quantized"),
+        ({"between": "x"}, ArgumentError, "two tensors"),
+        ({"between": ("x", None)}, ArgumentError, "two tensors; None names none"),
+        ({"between": ("x", "")}, ArgumentError, "a name, or several"),
+        ({"between": ("x", "y", "z")}, ArgumentError, "two tensors"),
+        ({"op_type": 3}, ArgumentError, "a name, or several"),
         ({"role": "weights"}, UnknownNameError, "did you mean 'weight'"),
         ({"use": "lineer"}, UnknownNameError, "did you mean 'linear'"),
         ({"dtype": "float32"}, UnknownNameError, "allowed are f32, bf16, f16"),

@@ -62,7 +62,8 @@ SEVERAL = st.one_of(GLOBS, st.lists(GLOBS, min_size=1, max_size=3).map(tuple))
 CONDITIONS = st.fixed_dictionaries(
     {},
     optional={
-        "name": SEVERAL, "tensor": SEVERAL, "kind": SEVERAL,
+        "name": SEVERAL, "tensor": SEVERAL, "kind": SEVERAL, "op_type": SEVERAL,
+        "between": st.tuples(SEVERAL, SEVERAL),
         "role": st.sampled_from(["input", "weight", ("bias", "output")]),
         "use": st.sampled_from(["linear", ("norm", "residual")]),
         "dtype": st.sampled_from(["f32", ("bf16", "f16")]),

@@ -71,38 +71,32 @@ OrtElementType type_of(const CustomOp& op, Takes takes) {
   }
 }
 
-// Where types come from the model, all inputs are one list of any types, and so are all outputs.
-// The runtime then derives none of them, which it would do wrongly.
 size_t BS_ORT_CALL input_count(const OrtCustomOp* op) {
-  const Operator& row = self(op).row;
-  return row.types_from_model ? 1 : row.inputs.size();
+  return self(op).lists ? 1 : self(op).row.inputs.size();
 }
 
 size_t BS_ORT_CALL output_count(const OrtCustomOp* op) {
-  const Operator& row = self(op).row;
-  return row.types_from_model ? 1 : row.outputs.size();
+  return self(op).lists ? 1 : self(op).row.outputs.size();
 }
 
 OrtElementType BS_ORT_CALL input_type(const OrtCustomOp* op, size_t index) {
-  const Operator& row = self(op).row;
-  return row.types_from_model ? kOrtUndefined : type_of(self(op), row.inputs[index].takes);
+  return self(op).lists ? kOrtUndefined : type_of(self(op), self(op).row.inputs[index].takes);
 }
 
 OrtElementType BS_ORT_CALL output_type(const OrtCustomOp* op, size_t index) {
-  const Operator& row = self(op).row;
-  return row.types_from_model ? kOrtUndefined : type_of(self(op), row.outputs[index].takes);
+  return self(op).lists ? kOrtUndefined : type_of(self(op), self(op).row.outputs[index].takes);
 }
 
 OrtCharacteristic BS_ORT_CALL input_characteristic(const OrtCustomOp* op, size_t index) {
-  const Operator& row = self(op).row;
-  if (row.types_from_model) return kOrtVariadic;
-  return row.inputs[index].optional ? kOrtOptional : kOrtRequired;
+  if (self(op).lists) return kOrtVariadic;
+  return self(op).row.inputs[index].optional ? kOrtOptional : kOrtRequired;
 }
 
+// A required output of any type has to be that of the one input of any type.
 OrtCharacteristic BS_ORT_CALL output_characteristic(const OrtCustomOp* op, size_t index) {
-  const Operator& row = self(op).row;
-  if (row.types_from_model) return kOrtVariadic;
-  return row.outputs[index].optional ? kOrtOptional : kOrtRequired;
+  if (self(op).lists) return kOrtVariadic;
+  const Parameter& output = self(op).row.outputs[index];
+  return output.optional || output.takes == Takes::kAny ? kOrtOptional : kOrtRequired;
 }
 
 OrtMemType BS_ORT_CALL memory_type(const OrtCustomOp*, size_t) { return kOrtMemDefault; }
@@ -125,7 +119,11 @@ int BS_ORT_CALL last_version(const OrtCustomOp*) { return std::numeric_limits<in
 
 CustomOp::CustomOp(const OrtApi& api, const Operator& operator_row, OrtElementType x_type,
                    bool infers)
-    : OrtCustomOp{}, api(api), row(operator_row), type(x_type) {
+    : OrtCustomOp{},
+      api(api),
+      row(operator_row),
+      type(x_type),
+      lists(operator_row.types_from_model && !infers) {
   version = kOrtVersion;
   GetName = name;
   GetExecutionProviderType = provider;

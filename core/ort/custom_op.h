@@ -14,6 +14,9 @@ struct CustomOp : OrtCustomOp {
   const OrtApi& api;
   const Operator& row;
   const OrtElementType type;
+  // All inputs are one list of any types, and so are all outputs. Where types come from the model,
+  // a runtime that `infer` tells nothing then derives none of them; it would derive wrong ones.
+  const bool lists;
 };
 
 }  // namespace bs::ort

@@ -60,11 +60,13 @@ Registry* make_registry(const OrtApi* api, const char* version) {
   made->api = api;
   made->skips_absent_inputs = skips_absent_inputs(version);
   for (const Operator& row : operators()) {
-    if (row.types_from_model) {
+    const bool by_type = row.inputs[0].takes == Takes::kFloats &&
+                         (made->skips_absent_inputs || !row.types_from_model);
+    if (!by_type) {
       made->add(row, kOrtUndefined);
-    } else {
-      for (const OrtElementType type : {kOrtFloat, kOrtFloat16, kOrtBfloat16}) made->add(row, type);
+      continue;
     }
+    for (const OrtElementType type : {kOrtFloat, kOrtFloat16, kOrtBfloat16}) made->add(row, type);
   }
   return made.release();
 }

@@ -23,6 +23,7 @@ from blockscale.numerics.layout import Layout, bind, block_of_scale
 from blockscale.numerics.native import Stored
 from blockscale.numerics.scheme import PRESETS, Scheme, refined, scheme_named
 from blockscale.recipe import Operand, Recipe, Rule, lists_operands
+from blockscale.recipe_rules import Region
 from blockscale.tensor import QuantizedTensor, decodes, library_of, tensor_format
 
 __all__ = ["QuantizedTensor", "Recipe", "Rule", "choose_params", "dequantize", "fake_quantize", "quantize"]
@@ -168,11 +169,11 @@ def _decode_torch(q: QuantizedTensor, dtype: str, out: Any) -> Any:
     return torch_ops.dequantize(q.codes, q.layout, params, dtype, out)
 
 
-def _operands(model: Any) -> list[Operand]:
+def _operands(model: Any, regions: Sequence[Region]) -> list[Operand]:
     """Of what has an adapter, and of files and ModelProtos as `quantize_model` reads them."""
     from blockscale import model_api
 
-    return operands_of(model_api.adapted(model))
+    return operands_of(model_api.adapted(model), regions)
 
 
 decodes("torch", _decode_torch)

@@ -13,12 +13,14 @@ from typing import Any
 
 from blockscale.errors import ArgumentError, CalibrationError, CombinationError
 from blockscale.graph import models
+from blockscale.graph.overlay import Graph
 from blockscale.graph.plan import Plan, Point
 from blockscale.numerics.calibration import Calibrated, Observer
 from blockscale.numerics.observers import observer
 from blockscale.passes import annotate, fake_quantize
 from blockscale.passes.log import Log
 from blockscale.recipe import Explanation, Given
+from blockscale.recipe_quark import quark_recipe
 
 # How a static scale is found: the name of a method of `numerics.observers`, (name, options), or a function
 # that makes the observer of a point.
@@ -39,19 +41,29 @@ class FakeQuantized:
 
 def fake_quantized(
     model: Any, recipe: Given, log: Log, *, calibration: Any = None, method: Method = "minmax",
-    gradient: str = "straight", **reading: Any,
+    gradient: str = "straight", compat: str | None = None, **reading: Any,
 ) -> FakeQuantized:  # fmt: skip
     """A copy of the model, which shares its weights, with the recipe's fake-quantizes in it.
 
     calibration  inputs that static scales come from, where the recipe asks for some
+    compat       whose placement: "quark" for AMD Quark's, on ONNX models
     reading      what the calibrator of this kind of model takes beside: `libraries` for ONNX
     """
     copy = models.copied(model)
     graph = models.snapshot(copy)
-    plan = annotate.annotate(graph, recipe, log)
+    plan = annotate.annotate(graph, recipe, log) if compat is None else _as_quark(graph, recipe, log)
     scales = _calibrated(model, plan, calibration, method, reading)
     fake_quantize.fake_quantize(plan, scales, log, gradient=gradient)
     return FakeQuantized(models.commit(graph, copy), plan.explain(), scales)
+
+
+def _as_quark(graph: Graph, recipe: Given, log: Log) -> Plan:
+    """The tensors that AMD Quark's quantizer takes, in its dialect."""
+    recipe = quark_recipe(recipe)
+    found, left = import_module("blockscale.graph.onnx_quark").placed(graph, recipe)
+    for one in left:
+        log.left(annotate.STAGE, one.node, one.why)
+    return annotate.annotate(graph, recipe, log, found=found)
 
 
 def _calibrated(

@@ -17,25 +17,32 @@ from blockscale.compiler_report import Report, constant_bytes
 from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
 from blockscale.graph import models
 from blockscale.graph.ops import QUANTIZERS, SILENT
+from blockscale.graph.overlay import Graph
 from blockscale.graph.view import Meta
 from blockscale.passes import pipeline
 from blockscale.passes.log import Log, counts
-from blockscale.passes.pipeline import OPTIMIZE
+from blockscale.passes.pipeline import FLOATS, OPTIMIZE
 from blockscale.recipe import Given
 from blockscale.report.comparison import Comparison, compared
 from blockscale.runtime.calibration_data import Random, items
+from blockscale.runtime.watch import shown
 
 __all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model"]
 
 # Adapter → target that runs its models in memory; suffix of a file → target that reads it.
 _IN_MEMORY = {"blockscale.graph.fx_program": "torch", "blockscale.graph.onnx": "onnx"}
 _READERS = {".pt2": "torch", ".onnx": "onnx"}
+_ALREADY = "the model is quantized already: give the float model, or no recipe"
+# What runs there takes codes, or floats.
+_STAGES = {"torch": OPTIMIZE, "onnx": FLOATS}
+_COMPAT = ("quark",)  # whose placement an ONNX model may get
 
 
 def quantize_model(
     model: Any, recipe: Given | None = None, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    stages: Sequence[str] = OPTIMIZE, check: bool = False,
+    compat: str | None = None, prepare: str | Sequence[str] = "auto",
+    stages: Sequence[str] | None = None, check: bool = False,
 ) -> Any:  # fmt: skip
     """The model with its tensors quantized as the recipe says; callable, with `.save(path)` and `.report`.
 
@@ -48,25 +55,36 @@ def quantize_model(
     calibration     inputs for static scales (`int8` has some, MX none): an iterable of batches, …
     method          how static scales are found: "minmax", ("percentile", {"percentile": 99.9}), …
     libraries       of custom operators that onnxruntime needs to run the model over calibration data
-    stages, check   see `optimize`
+    compat          "quark": an ONNX model gets MX on the tensors and along the axes of AMD Quark's quantizer
+    prepare         of ONNX models, before the recipe: "auto", "none", or steps: opset, names, defaults, identity,
+                    shapes, constants, batch_norm, unused
+    stages, check   see `optimize`; by default fused operators on codes for torch, and for ONNX one node a quantize
     """
     log = Log()
     if recipe is not None and _is_ours(model):
-        raise CombinationError("the model is quantized already: give the float model, or no recipe")
+        raise CombinationError(_ALREADY)
     model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
     if _library(model) == "torch":
         model = import_module("blockscale.targets.torch").evaluated(model)
+    _check_compat(compat, recipe, model)
     given = models.snapshot(model)
     explanation = None
+    _check_float(model, recipe, given)
     if recipe is None and not any(counts(given)[kind] for kind in QUANTIZERS):
         raise ArgumentError(
             "recipe", None, "one, such as 'mxfp4' or 'int8', for a model that has no quantizes of its own"
         )
+    model = _prepared(model, recipe, prepare, log)
     if recipe is not None:
         reading = _reading(model, libraries)
-        made = compiler.fake_quantized(model, recipe, log, calibration=calibration, method=method, **reading)
+        made = compiler.fake_quantized(
+            model, recipe, log, calibration=calibration, method=method, compat=compat, **reading
+        )
         explanation, model = made.explanation, made.model
+    stages = _STAGES[_library(model)] if stages is None else stages
     model = pipeline.optimize(model, stages=stages, log=log, check=check)
+    if compat is not None:
+        model.metadata_props[f"blockscale_compat"] = compat
     log.before = counts(given)
     report = Report.of(explanation, log, constant_bytes(given), constant_bytes(models.snapshot(model)))
     return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report)
@@ -75,7 +93,8 @@ def quantize_model(
 def fake_quantize_model(
     model: Any, recipe: Given, *, example_inputs: Any = None, dynamic_shapes: Any = None,
     calibration: Any = None, method: Method = "minmax", libraries: Iterable[str] = (),
-    gradient: str = "straight", log: Log | None = None,
+    compat: str | None = None, prepare: str | Sequence[str] = "auto", gradient: str = "straight",
+    log: Log | None = None,
 ) -> Any:  # fmt: skip
     """The model with the recipe's fake-quantizes, in float: to train, or to compare.
 
@@ -84,10 +103,14 @@ def fake_quantize_model(
     value is in range. Train it, then hand it to `quantize_model` without a recipe. An ONNX file becomes an
     onnx_ir.Model; everything else is what it was. Other arguments as there.
     """
+    log = Log() if log is None else log
     given = _graph_of(model, example_inputs, dynamic_shapes)
+    _check_compat(compat, recipe, given)
+    _check_float(given, recipe, models.snapshot(given))
+    given = _prepared(given, recipe, prepare, log)
     made = compiler.fake_quantized(
-        given, recipe, Log() if log is None else log, calibration=calibration, method=method,
-        gradient=gradient, **_reading(given, libraries),
+        given, recipe, log, calibration=calibration, method=method,
+        gradient=gradient, compat=compat, **_reading(given, libraries),
     )  # fmt: skip
     return made.model.module() if _is_module(model) else _as_given(made.model, model)
 
@@ -140,7 +163,8 @@ def compare(a: Any, b: Any, inputs: Any) -> Comparison:
         )
         for graph, here, source in zip(graphs, tensors, sources, strict=True)
     )
-    found = compared(zip(*runs, strict=True), target.output_names(graphs[0]))
+    pairs = shown(zip(*runs, strict=True), "comparing", inputs)
+    found = compared(pairs, target.output_names(graphs[0]))
     if not found.batches:
         raise ArgumentError("inputs", "no batch", "one batch at least; a generator can be read only once")
     return found
@@ -253,6 +277,49 @@ def _reading(model: Any, libraries: Iterable[str]) -> dict[str, Any]:
     if libraries and _library(model) != "onnx":
         raise CombinationError("libraries with a model of torch: they are for ONNX models")
     return {"libraries": libraries} if libraries else {}
+
+
+def _prepared(model: Any, recipe: Given | None, prepare: str | Sequence[str], log: Log) -> Any:
+    """A float ONNX model after the steps that `prepare` names; by itself nothing is done where there is no recipe."""
+    if _library(model) != "onnx":
+        if prepare != "auto":
+            raise CombinationError("prepare with a model of torch: it is for ONNX models")
+        return model
+    if prepare == "auto" and recipe is None:
+        return model
+    steps = import_module("blockscale.graph.onnx_prepare")
+    made = steps.prepared(model, prepare)
+    if recipe is not None:
+        steps.check_opset(made.model)
+    for told in made.told:
+        log.note("prepare", told.node or told.step, told.did, told.left)
+    return made.model
+
+
+def _check_float(model: Any, recipe: Given | None, given: Graph) -> None:
+    """An ONNX model that a recipe is for has no quantizes, and no operators on codes."""
+    if recipe is None or _library(model) != "onnx":
+        return
+    on_codes = import_module("blockscale.graph.onnx_quantizers").ON_CODES
+    found = [
+        f"{count} × {name.removeprefix('ai.onnx::')}" for name, count in counts(given).items()
+        if name in QUANTIZERS or name.startswith("fused.") or on_codes.fullmatch(name)
+    ]  # fmt: skip
+    if found:
+        raise CombinationError(
+            f"{_ALREADY}. It holds {', '.join(found)}; without a recipe quantizes are taken as they are"
+        )
+
+
+def _check_compat(compat: str | None, recipe: Given | None, model: Any) -> None:
+    if compat is None:
+        return
+    if compat not in _COMPAT:
+        raise UnknownNameError("compat", compat, _COMPAT)
+    if recipe is None:
+        raise CombinationError(f"compat={compat!r} without a recipe: say which format, such as 'mxint8'")
+    if _library(model) != "onnx":
+        raise CombinationError(f"compat={compat!r} with a model of torch: it is for ONNX models")
 
 
 def _is_ours(model: object) -> bool:

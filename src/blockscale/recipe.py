@@ -15,7 +15,7 @@ from blockscale import recipe_yaml
 from blockscale.errors import ArgumentError, RecipeError
 from blockscale.numerics.scheme import Scheme
 from blockscale.recipe_presets import names, preset_rules
-from blockscale.recipe_rules import FLOAT, Operand, Rule, bound, scheme_text
+from blockscale.recipe_rules import FLOAT, Operand, Region, Rule, bound, scheme_text
 from blockscale.recipe_unused import unused, winners
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ class Recipe:
             recipe_yaml.write(text, path)
         return text
 
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """What rules are between; a lister of operands finds them in the graph."""
+        return tuple(dict.fromkeys(rule.between for rule in self.rules if rule.between is not None))
+
     def assign(self, operands: Iterable[Operand]) -> list[Assignment]:
         """What each operand gets. RecipeError: a tensor cannot take its layout, or a rule never applies."""
         operands = list(operands)
@@ -99,7 +104,7 @@ class Recipe:
 
         Never fails for what `assign` refuses: that is listed as problems.
         """
-        operands = _operands_of(model)
+        operands = _operands_of(model, self.regions)
         won = winners(self.rules, operands)
         problems = unused(self.rules, operands, won)
         rows = []
@@ -145,22 +150,23 @@ def recipe_of(value: Given) -> Recipe:
 # ------------------------------------------------------------------------------- explaining a recipe
 
 # What lists the operands of a model lies in a higher layer, and `api` brings it.
-_LISTER: list[Callable[[Any], Iterable[Operand]]] = []
+Lister = Callable[[Any, Sequence[Region]], Iterable[Operand]]
+_LISTER: list[Lister] = []
 
 
-def lists_operands(lister: Callable[[Any], Iterable[Operand]]) -> None:
-    """`lister(model)` gives the operands of a model, or says why it cannot read it."""
+def lists_operands(lister: Lister) -> None:
+    """`lister(model, regions)` gives the operands of a model, or says why it cannot read it."""
     _LISTER[:] = [lister]
 
 
-def _operands_of(model: object) -> list[Operand]:
+def _operands_of(model: object, regions: Sequence[Region]) -> list[Operand]:
     if isinstance(model, list | tuple) and all(isinstance(one, Operand) for one in model):
         return list(model)
     if not _LISTER:
         raise ArgumentError(
             "model", type(model).__name__, "a list of Operands, unless blockscale.api is loaded"
         )
-    return list(_LISTER[0](model))
+    return list(_LISTER[0](model, regions))
 
 
 def _layout(row: Assignment) -> str:

@@ -36,6 +36,21 @@ def names() -> tuple[str, ...]:
     return (*_SINGLE, *_PAIRS, *_WEIGHT_ONLY, *_ALL)
 
 
+def is_preset(text: str) -> bool:
+    """Whether it names a recipe, and not the file of one."""
+    try:
+        _parsed(text)
+    except BlockscaleError:
+        return False
+    return True
+
+
+def parts_of(name: str) -> tuple[str, str | None]:
+    """The layouts of weights and of inputs, None where these stay float; `-all` says nothing here."""
+    parts = _parsed(name)
+    return parts.weight, parts.inputs
+
+
 def preset_rules(name: str) -> tuple[Rule, ...]:
     """The rules of the recipe `name`. All are optional: a model need not have an embedding."""
     parts = _parsed(name)

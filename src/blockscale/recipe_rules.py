@@ -31,6 +31,10 @@ FLOAT = "float"
 _ROLES_OF_LAYOUT = ("input", "weight")
 
 
+# Names of tensors, or of operators, where a part of a graph begins, and where it ends.
+Region = tuple[tuple[str, ...], tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class Operand:
     """One tensor at one operator. The same tensor read by two operators is two operands.
@@ -47,6 +51,9 @@ class Operand:
     axis     the dimension that is reduced: blocks, groups and per-token scales run along it. None: the last
     channel  the dimension of a weight that is the output channel (of an embedding: the row)
     source   "file.py:12, in forward" if known
+    op_type  the operator as its framework names it: "Conv", "Gemm" (ONNX), "conv2d" (ATen)
+    alias    what the model calls the operator, where `node` is a path that was made of that
+    regions  the pairs of a rule's `between` that it lies between
     """
 
     node: str
@@ -61,6 +68,9 @@ class Operand:
     axis: int | None = None
     channel: int | None = None
     source: str = ""
+    op_type: str = ""
+    alias: str = ""
+    regions: frozenset[Region] = frozenset()
 
     def __post_init__(self) -> None:
         _check_known("role", (self.role,), ROLES)
@@ -85,7 +95,8 @@ class Operand:
 Names = str | tuple[str, ...] | None
 
 _CONDITIONS = (
-    "name", "tensor", "kind", "role", "use", "dtype", "index", "head", "min_rank", "min_size", "max_size",
+    "name", "tensor", "kind", "op_type", "between", "role", "use", "dtype", "index", "head", "min_rank",
+    "min_size", "max_size",
 )  # fmt: skip
 _SETTINGS = (
     "axis", "block", "rule", "rounding", "dialect", "dynamic", "scale", "zero_point", "quant_min",
@@ -99,18 +110,22 @@ class Rule:
     "int4-g128,rule=no_clip"), a Scheme, or "float".
 
     Conditions. `name` (the operator's) and `tensor` are globs ("*.mlp.*", where * matches dots too) or
-    "re:<regex>", which must match fully; those, `kind`, `role`, `use` and `dtype` may be tuples, any one of
-    which suffices. Without a role a layout is for inputs and weights, and "float" for every role. A rank
+    "re:<regex>", which must match fully; those, `kind`, `op_type`, `role`, `use` and `dtype` may be tuples,
+    any one of which suffices. `between=(a, b)` is for the operators on the ways from tensor a to tensor b, each
+    a name or several. Without a role a layout is for inputs and weights, and "float" for every role. A rank
     counts dimensions, a size elements; a tensor whose size is not known before the run meets no condition
     on it.
 
-    Settings replace fields of the scheme. `optional`: may match nothing, as rules made for any model do.
+    Settings replace fields of the scheme. `optional`: may match nothing, as rules made for any model do, and
+    leaves tensors of a dtype that has no layouts (float64) as they are.
     """
 
     layout: str | Scheme
     name: Names = field(default=None, kw_only=True)
     tensor: Names = field(default=None, kw_only=True)
     kind: Names = field(default=None, kw_only=True)
+    op_type: Names = field(default=None, kw_only=True)
+    between: Any = field(default=None, kw_only=True)
     role: Names = field(default=None, kw_only=True)
     use: Names = field(default=None, kw_only=True)
     dtype: Names = field(default=None, kw_only=True)
@@ -133,8 +148,9 @@ class Rule:
     scheme: Scheme | None = field(init=False, repr=False, compare=False)  # None: float
 
     def __post_init__(self) -> None:
-        for key in ("name", "tensor", "kind", "role", "use", "dtype"):
+        for key in ("name", "tensor", "kind", "op_type", "role", "use", "dtype"):
             object.__setattr__(self, key, _names(key, getattr(self, key)))
+        object.__setattr__(self, "between", _region(self.between))
         for key in ("axis", "block"):
             if isinstance(getattr(self, key), list):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
@@ -210,7 +226,8 @@ class Rule:
 
     @cached_property
     def _tests(self) -> tuple[tuple[str, Any], ...]:
-        return tuple((self.conditions | {"role": self.roles}).items())
+        implied: dict[str, Any] = {"dtype": DTYPES} if self.optional and self.scheme is not None else {}
+        return tuple((implied | self.conditions | {"role": self.roles}).items())
 
     def matches(self, operand: Operand) -> bool:
         return all(_MEETS[key](wanted, operand) for key, wanted in self._tests)
@@ -242,9 +259,13 @@ def matcher(pattern: str, key: str) -> Callable[[str], re.Match[str] | None]:
 
 # Condition → whether an operand meets what is wanted.
 _MEETS: dict[str, Callable[[Any, Operand], bool]] = {
-    "name": lambda patterns, operand: any(matcher(one, "name")(operand.node) for one in patterns),
+    "name": lambda patterns, operand: any(
+        matcher(one, "name")(name) for one in patterns for name in (operand.node, operand.alias) if name
+    ),
     "tensor": lambda patterns, operand: any(matcher(one, "tensor")(operand.tensor) for one in patterns),
     "kind": lambda names, operand: operand.kind in names,
+    "op_type": lambda names, operand: operand.op_type in names,
+    "between": lambda region, operand: region in operand.regions,
     "role": lambda names, operand: operand.role in names,
     "use": lambda names, operand: operand.use in names,
     "dtype": lambda names, operand: operand.dtype in names,
@@ -265,6 +286,19 @@ def _names(key: str, value: object) -> tuple[str, ...] | None:
     return tuple(names)
 
 
+def _region(value: object) -> Region | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ArgumentError(
+            "between", value, "two tensors, where it begins and where it ends; each may be several"
+        )
+    start, end = (_names("between", one) for one in value)
+    if start is None or end is None:
+        raise ArgumentError("between", value, "two tensors; None names none")
+    return start, end
+
+
 def _check_known(key: str, names: Names, known: Iterable[str]) -> None:
     for name in names or ():
         if name not in known:
@@ -272,6 +306,8 @@ def _check_known(key: str, names: Names, known: Iterable[str]) -> None:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, tuple) and isinstance(value[0], tuple):  # a region
+        return "…".join(map(_shown, value))
     return "|".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else str(value)
 
 

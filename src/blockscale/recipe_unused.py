@@ -6,9 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from blockscale.recipe_rules import Operand, Rule
+from blockscale.recipe_rules import DTYPES, Operand, Rule
 
-_NAMES = {"name": "node", "tensor": "tensor", "kind": "kind"}  # condition → what it is about
+_NAMES = {
+    "name": "node",
+    "tensor": "tensor",
+    "kind": "kind",
+    "op_type": "op_type",
+}  # condition → what it is about
 
 
 def winners(rules: Sequence[Rule], operands: Sequence[Operand]) -> list[int | None]:
@@ -61,7 +66,10 @@ def _nearest(rule: Rule, operands: Sequence[Operand]) -> str:
     failed = rule.failed(nearest)
     if not failed:
         return f"A float rule comes first for {nearest}"
-    return f"The nearest is {nearest}, but for its {' and '.join(failed)}"
+    reason = f"The nearest is {nearest}, but for its {' and '.join(failed)}"
+    if "dtype" in failed and nearest.dtype not in DTYPES:
+        reason += f": its dtype is {nearest.dtype}, not {', '.join(DTYPES)}: cast it"
+    return reason
 
 
 def _misspelt(rule: Rule, operands: Sequence[Operand]) -> list[str]:

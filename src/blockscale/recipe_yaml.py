@@ -146,7 +146,7 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
-    return value[0] if len(value) == 1 and isinstance(value[0], str) else list(value)
+    return value[0] if len(value) == 1 and isinstance(value[0], str) else list(map(_plain, value))
 
 
 def _scheme_data(scheme: Scheme) -> dict[str, Any]:

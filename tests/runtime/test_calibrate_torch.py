@@ -241,7 +241,7 @@ X = torch.ones(2, 3, 8, 8)
         ([{"y": X}], r"batch 1: missing a required argument: 'x'; the model takes \(x\)"),
         (X, r"a single Tensor: put it in a list"),
         ({"x": X}, r"a single dict: put it in a list"),
-        ("data", r"an iterable of inputs is wanted"),
+        ("data", r"calibration folder 'data': there is no such folder"),
         (3, r"calibration is a int: give an iterable"),
     ],
 )

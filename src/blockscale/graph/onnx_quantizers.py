@@ -21,6 +21,8 @@ once if there are x_numbers, in blocks of x_block along its last dimension (0: t
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -218,6 +220,23 @@ def quark_block(rank: int, axis: int, block_size: int) -> tuple[int, ...] | str:
     return tuple(block_size if i == axis % rank else 1 for i in range(rank))
 
 
+def quark_attributes(numbers: Numbers, block: Sequence[int]) -> dict[str, Any] | str:
+    """How MXQuantizeDequantize says this, or why it cannot: the inverse of the two above.
+
+    Of formats that have one rounding the mode is that of Quark's presets.
+    """
+    element = "int8" if numbers.element == "mxint8" else numbers.element
+    modes = range(len(_QUARK_ROUNDINGS))
+    mode = next((mode for mode in reversed(modes) if quark_numbers(element, mode) == numbers), None)
+    if mode is None:
+        return f"{numbers} is not what it computes; MX numbers of dialect=quark are"
+    wide = [axis for axis, size in enumerate(block) if size != 1]
+    axis = wide[0] if wide else len(block) - 1
+    if len(wide) > 1 or not block or block[axis] < 1:
+        return f"blocks of {tuple(block)} are not of one size along one axis"
+    return {"element_dtype": element, "axis": axis, "block_size": block[axis], "rounding_mode": mode}
+
+
 def _quark(a: Args) -> Read:
     """MXQuantizeDequantize and, by its older name, MXFixNeuron."""
     shape = a.shape("x")
@@ -305,6 +324,12 @@ CUSTOM: dict[tuple[str, str], tuple[str, ...]] = {
     ("com.amd.quark", "BFPQuantizeDequantize"): ("x",),
     ("com.vai.quantize", "BFPFixNeuron"): ("x",),
 }
+
+# Operators that quantize, or compute on codes, also where no reader takes them.
+ON_CODES = re.compile(
+    r"(blockscale::.*|.*::(QLinear\w+|Q(Gemm|Attention|MoE)|\w+Integer|\w*QuantizeLinear|\w*DequantizeLinear|MatMul\w*(Bits|Bnb4)"
+    r"|GatherBlockQuantized|\w*QuantizeDequantize|\w*FixNeuron))"
+)
 
 _CODEC = ("numbers", "block", "seed")
 _QUARK = ("element_dtype", "axis", "block_size", "rounding_mode")

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from blockscale.graph.onnx_names import Names
-from blockscale.graph.onnx_types import NAMELESS, NO_NAMES, is_nameless, tensor_dtype
+from blockscale.graph.onnx_types import NAMELESS, NO_NAMES, array_of, is_nameless, tensor_dtype
 
 # Name of a value of one graph → its type and its sizes (an int, a name, or None).
 Known = dict[str, tuple[ir.DataType, list[int | str | None]]]
@@ -54,6 +54,42 @@ def inferred(model: ir.Model) -> dict[tuple[int, ...], Known]:
     return {path: _known(graph) for path, graph in _graphs(proto.graph, ())}
 
 
+def state(model: ir.Model, shapes: dict[tuple[int, ...], Known]) -> int:
+    """Write what was inferred onto the values that lack it, also sizes that only inference knows; how many."""
+    count = 0
+    for path, graph in _paths(model.graph, ()):
+        known = shapes.get(path, {})
+        for value in (value for node in graph for value in node.outputs):
+            if (
+                value.name in known
+                and value.name
+                and (value.type is None or isinstance(value.type, ir.TensorType))
+            ):
+                dtype, sizes = known[value.name]
+                if tensor_dtype(value) is None:
+                    value.type = ir.TensorType(dtype)
+                shape = _stated(value.shape, sizes)
+                count += shape != value.shape
+                value.shape = shape
+    return count
+
+
+def _stated(shape: ir.Shape | None, sizes: list[int | str | None]) -> ir.Shape:
+    """The model's own sizes, those that it lacks, and no names that inference made up."""
+    named = [None if isinstance(n, str) and n.startswith(NAMELESS) else n for n in sizes]
+    if shape is None or len(shape) != len(named):
+        return ir.Shape(named) if shape is None else shape
+    return ir.Shape([new if is_nameless(old) else old for old, new in zip(shape, named, strict=True)])
+
+
+def _paths(graph: ir.Graph, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ir.Graph]]:
+    """As `_graphs`, of a graph of onnx_ir."""
+    yield path, graph
+    for i, node in enumerate(graph):
+        for j, body in enumerate(bodies_of(node)):
+            yield from _paths(body, (*path, i, j))
+
+
 def _known(graph: Any) -> Known:
     found: Known = {}
     for info in (*graph.value_info, *graph.output, *graph.input):
@@ -72,6 +108,16 @@ def _dim(dim: Any) -> int | str | None:
     return f"{NAMELESS}{name}" if name.startswith(_MADE_UP) else name
 
 
+def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
 def _graphs(graph: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
     yield path, graph
     for i, node in enumerate(graph.node):
@@ -88,8 +134,8 @@ def without_weights(model: ir.Model) -> ir.Model:
     for graph in (copy.graph, *copy.graph.subgraphs()):
         for value in list(graph.initializers.values()):
             tensor = value.const_value
-            if tensor is None or not _is_large(tensor):
-                value.const_value = None if tensor is None else _inline(tensor)
+            if tensor is None or not is_large(tensor):
+                value.const_value = None if tensor is None else inline(tensor)
                 continue
             given = _given(copy, tensor, names)
             value.replace_all_uses_with(given, replace_graph_outputs=True)
@@ -98,10 +144,10 @@ def without_weights(model: ir.Model) -> ir.Model:
         for node in graph:
             if node.op_type == "Constant" and "value" in node.attributes:
                 tensor = node.attributes["value"].as_tensor()
-                if _is_large(tensor):
+                if is_large(tensor):
                     _become_identity(node, _given(copy, tensor, names))
                 else:
-                    node.attributes["value"] = ir.AttrTensor("value", _inline(tensor))
+                    node.attributes["value"] = ir.AttrTensor("value", inline(tensor))
     for nodes in (copy.graph.all_nodes(), *(function.all_nodes() for function in copy.functions.values())):
         for node in nodes:
             if (node.domain, node.op_type) in LIKE_FIRST:
@@ -109,12 +155,12 @@ def without_weights(model: ir.Model) -> ir.Model:
     return copy
 
 
-def _is_large(tensor: ir.TensorProtocol) -> bool:
+def is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.dtype != ir.DataType.STRING and tensor.nbytes > _SMALL
 
 
-def _inline(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy(), name=tensor.name) if isinstance(tensor, ir.ExternalTensor) else tensor
+def inline(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.Tensor(array_of(tensor), name=tensor.name) if isinstance(tensor, ir.ExternalTensor) else tensor
 
 
 def _given(model: ir.Model, tensor: ir.TensorProtocol, names: Names) -> ir.Value:

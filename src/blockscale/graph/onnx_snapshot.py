@@ -7,7 +7,7 @@ from outside is an operand of their node, behind its inputs. Model-local functio
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from blockscale.graph.fused_nodes import Core
 from blockscale.graph.onnx_facts import Facts, facts_in, is_random
 from blockscale.graph.onnx_fused import OLDEST_IR, stand_for
 from blockscale.graph.onnx_quantizers import READERS
-from blockscale.graph.onnx_shapes import Known, inferred, is_vague
+from blockscale.graph.onnx_shapes import Known, bodies_of, inferred, is_vague
 from blockscale.graph.onnx_types import (
     Namer,
     array_of,
@@ -227,16 +227,6 @@ def _is_pure(reader: _Reader) -> bool:
 
 def qualified(node: ir.Node) -> str:
     return f"{node.domain or ONNX}::{node.op_type}" + (f":{node.overload}" if node.overload else "")
-
-
-def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
 
 
 # ------------------------------------------------------------------------------------------ arguments

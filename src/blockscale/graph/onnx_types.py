@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from blockscale.errors import FileError
 from blockscale.graph.dims import Dim, Dims, Sym, parsed, symbol
 from blockscale.graph.view import Meta
 
@@ -84,8 +85,12 @@ def _text(dim: Sym) -> str | None:
 
 
 def array_of(tensor: ir.TensorProtocol) -> Any:
-    """Its contents as numpy; external data are mapped, not read."""
-    return tensor.numpy()
+    """Its contents as numpy; external data are mapped, not read. FileError: they cannot be."""
+    try:
+        return tensor.numpy()
+    except (OSError, ValueError, TypeError) as error:
+        place = f" ({tensor.path})" if isinstance(tensor, ir.ExternalTensor) else ""
+        raise FileError(f"weight {tensor.name!r}{place} cannot be read: {error}") from error
 
 
 def tensor_of(array: Any, name: str) -> ir.TensorProtocol:

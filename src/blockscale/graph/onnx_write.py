@@ -17,7 +17,8 @@ from blockscale.graph.onnx_fused import Functions
 from blockscale.graph.onnx_make import MAKERS
 from blockscale.graph.onnx_names import Names
 from blockscale.graph.onnx_quantizers import DOMAIN
-from blockscale.graph.onnx_snapshot import OnnxGraph, bodies_of
+from blockscale.graph.onnx_shapes import bodies_of
+from blockscale.graph.onnx_snapshot import OnnxGraph
 from blockscale.graph.onnx_types import dtype_of, shape_of
 from blockscale.graph.onnx_values import Initializers
 from blockscale.graph.view import Meta, Node, Value

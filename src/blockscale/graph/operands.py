@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from blockscale.graph.axes import Axes
 from blockscale.graph.constants import Constants
 from blockscale.graph.ops import OPS, SILENT, Tensor
 from blockscale.graph.overlay import Graph
+from blockscale.graph.regions import nodes_between
 from blockscale.graph.view import Meta, Node, Value
-from blockscale.recipe_rules import Operand
+from blockscale.recipe_rules import Operand, Region
 
 _PRODUCTS = ("linear", "matmul", "gemm")  # of two tensors, either of which may be the weight
 # What may stand between the last product and the output of a model, beside `SILENT`.
@@ -44,20 +45,24 @@ class Edge:
     operand: Operand
 
 
-def edges(graph: Graph) -> list[Edge]:
-    """Of the graph and all graphs within, in the order in which they run."""
-    return [edge for one in graph.walk() for edge in _Listing(one, one is graph).edges()]
+def edges(graph: Graph, regions: Sequence[Region] = ()) -> list[Edge]:
+    """Of the graph and all graphs within, in the order in which they run; `regions` are looked up."""
+    within = {region: nodes_between(graph, region) for region in regions}
+    return [edge for one in graph.walk() for edge in Listing(one, one is graph, within).edges()]
 
 
-def operands_of(model: Any) -> list[Operand]:
+def operands_of(model: Any, regions: Sequence[Region] = ()) -> list[Operand]:
     """Of an overlay, or of a model that has an adapter."""
     graph = model if isinstance(model, Graph) else models.snapshot(model)
-    return [edge.operand for edge in edges(graph)]
+    return [edge.operand for edge in edges(graph, regions)]
 
 
-class _Listing:
-    def __init__(self, graph: Graph, outermost: bool) -> None:
+class Listing:
+    """What rules are asked about in one graph. `within`: the nodes of each region."""
+
+    def __init__(self, graph: Graph, outermost: bool, within: Mapping[Region, set[Node]]) -> None:
         self.graph = graph
+        self.within = within
         self.constants = Constants(graph)
         self.nodes = [node for node in graph.nodes if self._computes(node)]
         self.names = _names(self.nodes)
@@ -72,7 +77,7 @@ class _Listing:
 
     def edges(self) -> Iterator[Edge]:
         for node in self.nodes:
-            use = self._use(node)
+            use = self.use(node)
             for index, tensor in enumerate(self._roles(node)):
                 value = node.operand(index)
                 if value is not None and tensor.role != "other":
@@ -94,17 +99,26 @@ class _Listing:
         if constant and not tensor.axis and _is_number(meta):
             return
         axis = self.axes.of(value) if tensor.axis is None else tensor.axis
-        operand = Operand(
-            node=self.names[node], kind=node.kind, role=tensor.role, index=index,
-            tensor=self.constants.name(value) if constant else value.name,
-            dtype=_DTYPES[meta.dtype], shape=tuple(n if isinstance(n, int) else None for n in meta.shape),
-            use=use, head=node in self.heads, axis=axis, channel=tensor.channel, source=_source(node),
-        )  # fmt: skip
+        operand = self.operand(node, index, value, replace(tensor, axis=axis), use)
         yield Edge(self.graph, node, slot, value, constant, operand)
+
+    def operand(self, node: Node, index: int, value: Value, tensor: Tensor, use: str) -> Operand:
+        """Of a tensor of floats, whose shape is known."""
+        name = self.names.get(node, node.name)
+        assert value.meta is not None
+        return Operand(
+            node=name, kind=node.kind, role=tensor.role, index=index,
+            tensor=self.constants.name(value) if self.constants.is_constant(value) else value.name,
+            dtype=_DTYPES[value.meta.dtype],
+            shape=tuple(n if isinstance(n, int) else None for n in value.meta.shape),
+            use=use, head=node in self.heads, axis=tensor.axis, channel=tensor.channel, source=_source(node),
+            op_type=op_type(node), alias=node.name if node.name != name else "",
+            regions=frozenset(region for region, nodes in self.within.items() if node in nodes),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------ what a tensor is
 
-    def _use(self, node: Node) -> str:
+    def use(self, node: Node) -> str:
         """What a recipe calls the operator, from who of its operands is a constant."""
         two = [v for v in node.operands[:2] if v is not None and not self.constants.is_constant(v)]
         several = len(two) == 2
@@ -146,7 +160,7 @@ class _Listing:
 
     def _heads(self) -> set[Node]:
         """Products that lead to outputs of the model and nowhere else; a single product is no head."""
-        products = [node for node in self.nodes if self._use(node) == "linear"]
+        products = [node for node in self.nodes if self.use(node) == "linear"]
         heads = {node for node in products if self._leads_out(node)}
         return heads if len(heads) < len(products) else set()
 
@@ -188,6 +202,12 @@ def _names(nodes: list[Node]) -> dict[Node, str]:
             seen[node.scope, node.kind] += 1
             result[node] = f"{path}.{node.kind}" + (f"_{count}" if count else "")
     return result
+
+
+def op_type(node: Node) -> str:
+    """As the framework names it: `ai.onnx::Conv` → Conv, `aten.conv2d.default` → conv2d."""
+    name = node.call.name
+    return name.split("::")[-1] if "::" in name else name.split(".")[1] if name.count(".") > 1 else name
 
 
 def _source(node: Node) -> str:

@@ -17,17 +17,21 @@ from blockscale.numerics.scheme import Scheme
 from blockscale.numerics.through import same_blocks, through
 from blockscale.passes.log import Log
 from blockscale.recipe import Assignment, Given, recipe_of
+from blockscale.recipe_rules import DTYPES
 
 STAGE = "annotate"
 
 
-def annotate(graph: Graph, recipe: Given, log: Log | None = None) -> Plan:
+def annotate(
+    graph: Graph, recipe: Given, log: Log | None = None, *, found: Sequence[Edge] | None = None
+) -> Plan:
     """The plan of a recipe, or of what `recipe_of` takes for one.
 
+    found  the tensors that the recipe is asked about, where they are not those of `edges`
     RecipeError: a rule never applies, or an operator cannot take what a rule asks for.
     """
     recipe = recipe_of(recipe)
-    found = edges(graph)
+    found = edges(graph, recipe.regions) if found is None else found
     assignments = recipe.assign([edge.operand for edge in found])
     if log is not None:
         _tell(graph, found, assignments, log)
@@ -105,6 +109,10 @@ def _tell(graph: Graph, found: Sequence[Edge], assignments: Sequence[Assignment]
         if assignment.scheme is not None:
             what = f"{operand.role} {operand.index}: {assignment.scheme}"
             log.did(STAGE, edge.node, f"{what} by {assignment.why}")
+        elif assignment.rule_number is None and operand.dtype not in DTYPES:
+            log.left(
+                STAGE, edge.node, f"{operand.role} {operand.index} is {operand.dtype}, which has no layouts"
+            )
     for one in graph.walk():
         for node in one.nodes:
             if node.kind == "raw" and node.outputs:

@@ -41,7 +41,19 @@ STAGE = "canonicalize"
 
 def run(graph: Graph, log: Log, *, split: bool = True) -> None:
     """`split`: fake-quantizes become two nodes; otherwise foreign ones become one of ours."""
-    pass_ = _Canonicalize(graph, log, split)
+    _over(graph, _Canonicalize(graph, log, lambda node: split))
+
+
+def split_constants(graph: Graph, log: Log) -> None:
+    """Fake-quantizes of what is known before the run become two nodes, for `fold`; others stay one."""
+    _over(graph, _Canonicalize(graph, log, lambda node: _is_known(graph, node.operand(0))))
+
+
+def _is_known(graph: Graph, x: Value | None) -> bool:
+    return x is not None and placed(graph, x) is not None
+
+
+def _over(graph: Graph, pass_: _Canonicalize) -> None:
     for node in graph.nodes:
         if node in graph and "quant" in node.params:
             pass_.view(node)
@@ -59,8 +71,8 @@ class _Given:
 
 
 class _Canonicalize:
-    def __init__(self, graph: Graph, log: Log, split: bool) -> None:
-        self.graph, self.log, self.split = graph, log, split
+    def __init__(self, graph: Graph, log: Log, splits: Callable[[Node], bool]) -> None:
+        self.graph, self.log, self.splits = graph, log, splits
         self._constants: dict[Hashable, Value] = {}
         self._placed: dict[Value, Value] = {}
 
@@ -79,7 +91,7 @@ class _Canonicalize:
 
     def meet(self, node: Node) -> None:
         foreign = quant_of(node).foreign
-        if foreign is None and not (self.split and node.kind == "fake_quantize"):
+        if foreign is None and not (node.kind == "fake_quantize" and self.splits(node)):
             return
         done = self._replace(node, foreign)
         if done.startswith("became"):
@@ -142,7 +154,7 @@ class _Canonicalize:
 
     def _fake_quantize(self, node: Node, given: _Given) -> str:
         lost = lost_in_codes(given.numbers)
-        if lost or not self.split:
+        if lost or not self.splits(node):
             return self._one(node, given) + (f", one node: {lost}" if lost else "")
         q = self._quantizer(node, given)
         if given.scale is None:
@@ -177,7 +189,7 @@ class _Canonicalize:
             return found
         given = found
         lost = lost_in_codes(quant.numbers)
-        if lost or not self.split:
+        if lost or not self.splits(node):
             done = self._one(node, given)
             for user in users:
                 source = user.operand(0)

@@ -35,6 +35,10 @@ class Log:
     def left(self, stage: str, node: Node, why: str) -> None:
         self.entries.append(Entry(stage, node.name, left=why, site=node.site))
 
+    def note(self, stage: str, name: str, did: str = "", left: str = "") -> None:
+        """Of what is no node of an overlay, or none any more."""
+        self.entries.append(Entry(stage, name, did, left))
+
     def count(self, stage: str) -> int:
         """How many things a stage did."""
         return sum(1 for entry in self.entries if entry.stage == stage and entry.did)

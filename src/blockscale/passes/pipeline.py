@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from blockscale.errors import UnknownNameError
@@ -19,7 +20,9 @@ from blockscale.passes import (
     fuse_norm,
     fuse_operands,
     fuse_scale,
+    join,
     lift,
+    pack,
     requantize,
     sink,
 )
@@ -29,6 +32,10 @@ Pass = Callable[[Graph, Log], None]
 
 PASSES: dict[str, Pass] = {
     "canonicalize": canonicalize.run,
+    "ours": partial(canonicalize.run, split=False),
+    "split_constants": canonicalize.split_constants,
+    "join": join.run,
+    "pack": pack.run,
     "cse": cse.run,
     "lift": lift.run,
     "fold": fold.run,
@@ -53,6 +60,8 @@ METADATA = (*CANONICAL, "fold_metadata")
 OPTIMIZE = (
     *CANONICAL, *COMBINE, "sink", "fold", "absorb", "fuse_scale", "fuse_norm", "requantize", "fuse_operands", "cse",
 )  # fmt: skip
+# For targets whose runtime takes floats: one node a quantize of an activation, weights as codes.
+FLOATS = ("ours", "join", *COMBINE, "split_constants", "pack", "fold")
 
 
 def checks_asked_for() -> bool:

@@ -5,18 +5,21 @@ Nothing is kept: a batch is read, given to the model, and gone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from blockscale.errors import ArgumentError, CalibrationError
 from blockscale.numerics.arrays import Array
 
+_SEPARATORS = re.compile(r"[/\\:]")
 Size = int | str | None  # of a dimension; a name or None where it is free
 
 
@@ -136,7 +139,7 @@ def batches(source: Any, inputs: Sequence[Input]) -> Iterator[dict[str, Array]]:
     """Batches of `source` by input name, checked: each holds every input in its dtype and shape.
 
     source   an iterable of dicts (or of arrays, for a model with one input), an object with get_next(),
-             a folder of .npy files (see `files_of`), or `random(…)`
+             a folder of .npy files (see `files_of`) or of .npz files, or `random(…)`
     """
     if isinstance(source, Random):
         found: Iterator[Any] = source.draw(inputs)
@@ -207,39 +210,54 @@ def files_of(folder: Path, names: Sequence[str]) -> list[dict[str, Path]]:
 
     One input:       folder/*.npy, each a batch
     several inputs:  folder/<input>/<batch>.npy, or folder/<input>.npy for a single batch
+
+    In the names of inputs, `/`, `\\` and `:` are written `_`.
     """
-    if not folder.is_dir():
-        raise CalibrationError(f"calibration folder {str(folder)!r}: there is no such folder")
-    if len(names) == 1 and not (folder / names[0]).is_dir():
+    folders = {name: _SEPARATORS.sub("_", name) for name in names}
+    if len(names) == 1 and not (folder / folders[names[0]]).is_dir():
         return [{names[0]: file} for file in _files(folder)]
-    if all((folder / f"{name}.npy").is_file() for name in names):
-        return [{name: folder / f"{name}.npy" for name in names}]
-    by_input = {name: {file.name: file for file in _files(folder / name)} for name in names}
+    if all((folder / f"{name}.npy").is_file() for name in folders.values()):
+        return [{name: folder / f"{folders[name]}.npy" for name in names}]
+    by_input = {name: {file.name: file for file in _files(folder / folders[name])} for name in names}
     every = sorted({file for files in by_input.values() for file in files})
     for name, files in by_input.items():
         for file in every:
             if file not in files:
                 raise CalibrationError(
-                    f"calibration folder {str(folder)!r}: batch {file} lacks input {name!r}; "
-                    f"each input has a folder of its own ({', '.join(names)}), with files of the same names"
+                    f"calibration folder {str(folder)!r}: batch {file} lacks input {name!r}; each input has a "
+                    f"folder of its own ({', '.join(folders.values())}), with files of the same names"
                 )
     return [{name: by_input[name][file] for name in names} for file in every]
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.npy"))
+def _files(folder: Path, suffix: str = ".npy") -> list[Path]:
+    return sorted(folder.glob(f"*{suffix}"))
 
 
 def _loaded(folder: Path, inputs: Sequence[Input]) -> Iterator[dict[str, Array]]:
-    found = files_of(folder, [one.name for one in inputs])
-    if not found:
-        raise CalibrationError(f"calibration folder {str(folder)!r} holds no .npy file")
+    """Of .npy files, or of .npz files that each hold a batch: an array by the name of each input."""
+    if not folder.is_dir():
+        raise CalibrationError(f"calibration folder {str(folder)!r}: there is no such folder")
+    found, packed = files_of(folder, [one.name for one in inputs]), _files(folder, ".npz")
+    if found and packed:
+        raise CalibrationError(
+            f"calibration folder {str(folder)!r} holds .npy and .npz files: which are meant?"
+        )
+    if not found and not packed:
+        raise CalibrationError(f"calibration folder {str(folder)!r} holds no .npy and no .npz file")
     for files in found:
         yield {name: _load(file) for name, file in files.items()}
+    for file in packed:
+        yield _load(file)
 
 
-def _load(file: Path) -> Array:
+def _load(file: Path) -> Any:
+    """An array, or those of a .npz file by name."""
     try:
-        return np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            with loaded:
+                return dict(loaded)
+        return loaded
+    except (ValueError, EOFError, OSError, BadZipFile) as error:
         raise CalibrationError(f"calibration file {str(file)!r} cannot be read: {error}") from error

@@ -54,7 +54,7 @@ def without_weights(model: ir.Model, outputs: Sequence[str]) -> tuple[onnx.Model
     present = {value.name for value in graph.outputs}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs if name not in present)
     proto.graph.node.extend(ir.serde.serialize_node(node) for node in graph)
-    proto.graph.value_info.extend(_types(graph))
+    proto.graph.value_info.extend(_types(model))
     given = {value.name for value in graph.inputs}
     weights = {}
     for name, value in graph.initializers.items():
@@ -69,13 +69,16 @@ def without_weights(model: ir.Model, outputs: Sequence[str]) -> tuple[onnx.Model
     return proto, weights
 
 
-def _types(graph: ir.Graph) -> list[onnx.ValueInfoProto]:
-    """Of what operators of ours give: their attributes say it, and onnxruntime before 1.24 cannot know."""
-    outputs = {value.name for value in graph.outputs}
+def _types(model: ir.Model) -> list[onnx.ValueInfoProto]:
+    """Of what operators of ours and functions give, which onnxruntime does not find out by itself.
+
+    It does not look for our operators in functions, and before 1.24 their attributes tell it no types.
+    """
+    outputs = {value.name for value in model.graph.outputs}
     return [
         ir.serde.serialize_value(value)
-        for node in graph
-        if (node.domain, node.op_type) in CUSTOM
+        for node in model.graph
+        if (node.domain, node.op_type) in CUSTOM or node.op_identifier() in model.functions
         for value in node.outputs
         if value.name and value.type is not None and value.name not in outputs
     ]

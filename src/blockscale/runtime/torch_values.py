@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from os import PathLike
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from blockscale.errors import BlockscaleError, CalibrationError, DtypeError
 from blockscale.graph.fx_copy import copied_graph
 from blockscale.numerics.arrays import Array
-from blockscale.runtime.calibration_data import Input, Random, fits, items
+from blockscale.runtime.calibration_data import Input, Random, batches, fits, items
 from blockscale.runtime.torch_state import State
 
 Model = fx.GraphModule | ExportedProgram
@@ -249,8 +250,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _calls(source: Any, module: fx.GraphModule) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    if isinstance(source, Random):
-        yield from _random(source, module)
+    if isinstance(source, Random | str | PathLike):
+        yield from _of_placeholders(source, module)
         return
     for item in items(source):
         if isinstance(item, Mapping):
@@ -261,17 +262,20 @@ def _calls(source: Any, module: fx.GraphModule) -> Iterator[tuple[tuple[Any, ...
             yield (item,), {}
 
 
-def _random(source: Random, module: fx.GraphModule) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _of_placeholders(
+    source: Random | str | PathLike[str], module: fx.GraphModule
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Random data or a folder: arrays by the names of the graph's inputs; torch casts them."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     for node in placeholders:
         if not isinstance(node.meta.get("val"), torch.Tensor):
             raise CalibrationError(
-                f"random calibration data for input {node.name!r}: its shape is not known; give inputs, "
+                f"calibration data for input {node.name!r}: its shape is not known; give an iterable of inputs, "
                 "or a model from torch.export"
             )
     dtypes = {node.name: node.meta["val"].dtype for node in placeholders}
     spec = getattr(module, "_in_spec", None)
-    for batch in source.draw([_input(node, _drawn(dtypes[node.name])) for node in placeholders]):
+    for batch in batches(source, [_input(node, _drawn(dtypes[node.name])) for node in placeholders]):
         flat = [torch.from_numpy(values).to(dtypes[name]) for name, values in batch.items()]
         yield (tuple(flat), {}) if spec is None else pytree.tree_unflatten(flat, spec)
 

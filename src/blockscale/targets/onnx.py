@@ -14,6 +14,8 @@ import onnx_ir as ir
 from blockscale.compiler_report import Report
 from blockscale.errors import ArgumentError, DtypeError, FileError
 from blockscale.files import written_whole
+from blockscale.graph.onnx_external import check_external
+from blockscale.graph.onnx_sound import sound_model
 from blockscale.numerics.arrays import Array
 from blockscale.runtime.calibration_data import batches
 from blockscale.runtime.onnx_calibrate import inputs_of
@@ -105,24 +107,28 @@ def read(model: Any) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     if isinstance(model, onnx.ModelProto):
-        return _without_defaults(ir.from_proto(model))
+        return _read(model, "", "the model")
     if not isinstance(model, str | os.PathLike):
         raise DtypeError(
             "model", type(model).__name__, "the path of an .onnx file, a ModelProto or an onnx_ir.Model"
         )
+    where = os.fspath(model)
     try:
-        if not os.path.getsize(model):
+        if not os.path.getsize(where):
             raise ValueError("it is empty")
-        loaded = ir.load(os.fspath(model))
-        for (
-            value
-        ) in loaded.graph.initializers.values():  # external data is read late; whether it is there, now
-            if isinstance(value.const_value, ir.ExternalTensor):
-                os.stat(value.const_value.path)
-    except FileNotFoundError as error:
-        raise FileError(f"{os.fspath(model)}: there is no file {error.filename}") from None
-    except Exception as error:  # protobuf and onnx_ir say it in many ways
-        raise FileError(f"{os.fspath(model)}: not an ONNX model that can be read ({error})") from error
+        proto = onnx.load(where, load_external_data=False)
+    except FileNotFoundError:
+        raise FileError(f"{where}: there is no such file") from None
+    except Exception as error:  # protobuf says it in many ways
+        raise FileError(f"{where}: not an ONNX model that can be read ({error})") from error
+    return _read(proto, os.path.dirname(where), where)
+
+
+def _read(proto: onnx.ModelProto, folder: str, where: str) -> ir.Model:
+    """External data are read late; whether they can be, now."""
+    loaded = sound_model(proto, where)
+    ir.external_data.set_base_dir(loaded.graph, folder)
+    check_external(loaded, where)
     return _without_defaults(loaded)
 
 

@@ -1,0 +1,1 @@
+"""Forms of a quantized ONNX file: what its quantizers are written as."""

@@ -1,0 +1,52 @@
+"""The portable form: our quantizers as functions of the model, in standard operators alone.
+
+It runs on stock ONNX Runtime (opset 18 and later) and on onnx's reference evaluator. Constants are those of
+the custom form: codes stay packed, and a runtime that folds constants decodes weights once, when it loads.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from blockscale.forms.blocks import Blocks
+from blockscale.forms.body import OLDEST
+from blockscale.forms.model import Edit, inlined, our_nodes, require_opset
+from blockscale.forms.nodes import Read, read
+from blockscale.forms.quantizers import Spec, function, why_not
+
+DOMAIN = "blockscale.portable"
+
+
+def written(model: ir.Model) -> ir.Model:
+    """A copy of the model; weights are shared."""
+    model = inlined(model)
+    require_opset(model, OLDEST, "the portable form")
+    edit = Edit(model, DOMAIN)
+    for node in our_nodes(model):
+        found = read(node)
+        edit.replace(node, called(edit, found))
+    edit.done()
+    return model
+
+
+def called(edit: Edit, found: Read) -> ir.Node:
+    """A call of the function that does what the node does."""
+    why = why_not(found.numbers)
+    if why:
+        raise found.refusal("portable", why)
+    spec = _spec(found)
+    base = f"{spec.op_type}_{spec.numbers}_{'x'.join(map(str, found.block))}"
+    inputs = [found.x, *found.given.values()]
+    return edit.call(
+        spec, base, lambda domain, name: function(spec, domain, name), inputs, len(found.node.outputs)
+    )
+
+
+def _spec(found: Read) -> Spec:
+    last, element = None, found.numbers.element_format
+    if found.op_type == "Dequantize" and element.packed:
+        size = found.sizes[-1] if found.sizes else 1
+        whole = bool(found.sizes) and (size is None or size * element.bits % 8 == 0)
+        last = None if whole else size
+    blocks = Blocks.of(found.block, found.sizes)
+    return Spec(found.op_type, found.numbers, blocks, found.dtype, tuple(found.given), last)

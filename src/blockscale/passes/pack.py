@@ -1,0 +1,79 @@
+"""Pack: constants whose quantizer only fake-quantizes become codes of `ocp` with the very same values.
+
+AMD Quark's arithmetic has no codes, yet what it makes of a usual weight lies on the grid of `ocp`, with the
+scales that `ocp` finds in it. That is tried on the weight itself, all its bits; where one is another the
+weight stays float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from blockscale.errors import BlockscaleError
+from blockscale.graph.constants import placed
+from blockscale.graph.overlay import Graph
+from blockscale.graph.quant import layout_of, lost_in_codes, quant_of
+from blockscale.graph.quantizers import our_dequantize
+from blockscale.graph.view import Meta, Node, Value
+from blockscale.numerics import native
+from blockscale.numerics.layout import Layout
+from blockscale.numerics.scheme import Numbers
+from blockscale.passes.log import Log
+
+STAGE = "pack"
+
+
+def run(graph: Graph, log: Log) -> None:
+    for node in graph.nodes:
+        if node.kind != "fake_quantize" or quant_of(node).foreign is not None:
+            continue
+        x = node.operand(0)
+        known = None if x is None else placed(graph, x)
+        if known is None or not lost_in_codes(quant_of(node).numbers) or node.operand(1) is not None:
+            continue
+        layout = layout_of(node, graph.alphabet)
+        if isinstance(layout, str):
+            log.left(STAGE, node, layout)
+            continue
+        found = _codes(np.asarray(known.fetch(), order="C"), layout)
+        if found is None:
+            log.left(
+                STAGE, node, f"{known.name}: its values in {layout.numbers} are not those of codes of ocp"
+            )
+            continue
+        _replace(graph, node, known.name, found)
+        log.did(STAGE, node, f"{known.name} became codes of {found[0].numbers}, of the same values")
+        graph.discard([node])
+
+
+def _codes(x: Any, layout: Layout) -> tuple[Layout, Any, native.Stored] | None:
+    """Of `ocp`, if they decode to what the dialect gives."""
+    try:
+        numbers = replace(layout.numbers, dialect="ocp", rounding="half_even", rule="floor")
+    except BlockscaleError:
+        return None
+    twin = Layout(numbers, layout.shape, layout.block)
+    values = native.fake_quantize(x, layout)
+    codes, stored = native.quantize(values, twin)
+    back = native.dequantize(codes, twin, stored, _FORMATS[values.dtype.name])
+    return (twin, codes, stored) if back.tobytes() == values.tobytes() else None
+
+
+_FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def _replace(graph: Graph, node: Node, name: str, found: tuple[Layout, Any, native.Stored]) -> None:
+    layout, codes, stored = found
+    numbers: Numbers = layout.numbers
+    meta = node.outputs[0].meta
+    assert meta is not None
+    operands: list[Value | None] = [
+        graph.constant(codes, f"{name}_codes", Meta(codes.dtype.name, codes.shape)),
+        graph.constant(stored.scales, f"{name}_scale", Meta(stored.scales.dtype.name, stored.scales.shape)),
+    ]
+    quant = our_dequantize(numbers, layout.block, meta.dtype)
+    made = graph.make("dequantize", operands, [meta], {"quant": quant}, near=node, name=f"{node.name}_dq")
+    graph.replace(node.outputs[0], made.outputs[0])
