@@ -131,9 +131,13 @@ NB_MODULE(_core, m) {
       .def_rw("reciprocal", &bs::NumberNames::reciprocal)
       .def_rw("nearly_half", &bs::NumberNames::nearly_half)
       .def_rw("has_codes", &bs::NumberNames::has_codes)
+      .def_rw("clamps", &bs::NumberNames::clamps)
+      .def_rw("flushes", &bs::NumberNames::flushes)
       .def_rw("least_scale", &bs::NumberNames::least_scale)
       .def_rw("zero_scale", &bs::NumberNames::zero_scale)
       .def_rw("int_low", &bs::NumberNames::int_low)
+      .def_rw("sub_block", &bs::NumberNames::sub_block)
+      .def_rw("sub_shift", &bs::NumberNames::sub_shift)
       .def_rw("zero_of_zero", &bs::NumberNames::zero_of_zero)
       .def_rw("zero_of_underflow", &bs::NumberNames::zero_of_underflow)
       .def_rw("zero_of_tiny", &bs::NumberNames::zero_of_tiny);

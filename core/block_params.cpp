@@ -52,6 +52,22 @@ void finish_mx(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at) {
   note_overflow(maker, buffer, n);
 }
 
+// Where codes go one further down: what is below 0 has the exponent that needs no rounding up.
+void one_sided_exponents(const Maker& maker, ParamBuffer& buffer, size_t n) {
+  constexpr size_t kPart = 64;
+  const Extremes e = buffer.extremes();
+  Numbers plain = maker.numbers;
+  plain.rule = Rule::kFloor;
+  int32_t other[kPart];
+  for (size_t i = 0; i < n; i += kPart) {
+    const size_t part = std::min(kPart, n - i);
+    maker.kernels.mx_exponents(plain, e.negative + i, part, other);
+    for (size_t j = 0; j < part; ++j) {
+      buffer.exponents()[i + j] = std::max(buffer.exponents()[i + j], other[j]);
+    }
+  }
+}
+
 }  // namespace
 
 ParamBuffer::ParamBuffer(const Numbers& numbers, size_t capacity)
@@ -104,6 +120,7 @@ void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int
   switch (numbers.family) {
     case Family::kMx:
       kernels.mx_exponents(numbers, e.amax, n, buffer.exponents());
+      if (rounds_up_one_sided(numbers)) one_sided_exponents(maker, buffer, n);
       finish_mx(maker, buffer, n, at);
       break;
     case Family::kTensorScaled: {
@@ -122,6 +139,10 @@ void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int
         std::copy_n(p.zero, n, maker.stored.zero_points + at);
       finish_affine(maker, buffer, n);
   }
+}
+
+void params_from_exponents(const Maker& maker, ParamBuffer& buffer, size_t n) {
+  finish_mx(maker, buffer, n, 0);
 }
 
 void params_from_stored(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at) {

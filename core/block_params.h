@@ -10,14 +10,14 @@
 
 namespace bs {
 
-// Extremes of blocks, as bits of magnitudes. `negative` is used by two-sided affine rules only.
+// Extremes of blocks, as bits of magnitudes. `negative` is used by two-sided rules only.
 struct Extremes {
   uint32_t* amax;      // greatest magnitude; or the greatest positive value
   uint32_t* negative;  // greatest magnitude below 0
 };
 
 inline bool two_sided(const Numbers& n) {
-  return n.family == Family::kAffine && n.rule != Rule::kSymmetric;
+  return (n.family == Family::kAffine && n.rule != Rule::kSymmetric) || rounds_up_one_sided(n);
 }
 
 // Room for `capacity` blocks.
@@ -66,6 +66,8 @@ struct Maker {
 
 // Blocks [0, n) of `buffer` from their extremes; stored form written from `at` on.
 void params_from_extremes(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at);
+// Blocks [0, n) of `buffer` from the scale exponents of MX that stand in it.
+void params_from_exponents(const Maker& maker, ParamBuffer& buffer, size_t n);
 // Blocks [0, n) of `buffer` from stored form, from `at` on.
 void params_from_stored(const Maker& maker, ParamBuffer& buffer, size_t n, int64_t at);
 // The three candidates of the mse rule from the extremes, and the choice among them.

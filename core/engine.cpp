@@ -10,6 +10,7 @@
 #include "cpu.h"
 #include "float_env.h"
 #include "range_ends.h"
+#include "sub_blocks.h"
 #include "tiling.h"
 
 namespace bs {
@@ -70,6 +71,10 @@ class Engine {
       return job_.params.tensor_scale;
     }
     const Tiling whole = whole_blocks(g_);
+    if (job_.numbers.sub_block > 0) {
+      run_sub_blocks(whole);
+      return job_.params.tensor_scale;
+    }
     const bool few = threads() > 1 && whole.count < 4 * threads();
     // `mse` sums a block in order, and the scales of `pass` have no stored form.
     const bool can = job_.numbers.rule != Rule::kMse && job_.numbers.nonfinite != Nonfinite::kPass;
@@ -216,6 +221,15 @@ class Engine {
         encode(tile, w);
       });
     });
+  }
+
+  void run_sub_blocks(const Tiling& t) {
+    std::vector<std::unique_ptr<SubBlockWalk>> walks;
+    for (int64_t i = 0; i < std::clamp<int64_t>(t.count, 1, threads()); ++i) {
+      walks.push_back(std::make_unique<SubBlockWalk>(job_, kernels_, t));
+    }
+    parallel(t.count,
+             [&](int task, int64_t first, int64_t last) { walks[size_t(task)]->run(first, last); });
   }
 
   void find_row_kernels() {

@@ -24,6 +24,10 @@ struct Format {
   float max;
 
   constexpr bool packed() const { return bits < 8; }
+  // Integers of which the least one is never produced: those that share a power of two.
+  constexpr bool symmetric() const { return kind == Kind::kFixed && min_code == -max_code; }
+  // Bits behind the leading one of the largest value.
+  constexpr int fraction_bits() const { return mantissa_bits + (kind == Kind::kFixed ? emax : 0); }
   // Bits that a code takes in memory.
   constexpr int stored_bits() const { return bits <= 8 ? bits : 16; }
 };

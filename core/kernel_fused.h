@@ -4,7 +4,8 @@
 
 static inline bool can_fuse(const Numbers& numbers) {
   return numbers.family == Family::kMx && numbers.rule != Rule::kMse &&
-         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates;
+         numbers.nonfinite == Nonfinite::kBlock && numbers.saturates && numbers.clamps &&
+         numbers.sub_block == 0;
 }
 
 // What does not change from block to block.

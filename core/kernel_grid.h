@@ -38,5 +38,7 @@ static inline GridRule grid_rule_of(const Numbers& numbers, TensorType type) {
 
 // Whether these numbers may take this way at all.
 static inline bool has_grid(const Numbers& numbers) {
-  return can_fuse(numbers) && rounds_plainly(numbers) && numbers.int_low == -127;
+  const Format& f = numbers.element_format();
+  return can_fuse(numbers) && rounds_plainly(numbers) &&
+         (f.kind != Kind::kFixed || numbers.int_low == f.min_code);
 }

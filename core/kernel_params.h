@@ -12,7 +12,7 @@ static inline int32_t rule_increment(const Numbers& numbers) {
     case Rule::kCeil:
       return 0x7fffff;
     case Rule::kEven:
-      return 1 << (22 - element.mantissa_bits);
+      return 1 << (22 - element.fraction_bits());
     case Rule::kRceil:
       return 0x7fffff - int32_t(bits_of(element.max) & 0x7fffff);
     default:
@@ -21,7 +21,7 @@ static inline int32_t rule_increment(const Numbers& numbers) {
 }
 
 static void mx_exponents(const Numbers& numbers, const uint32_t* amax, size_t n, int32_t* s) {
-  const bool by_field = numbers.nonfinite == Nonfinite::kPass;
+  const bool by_field = !numbers.clamps;
   const int32_t emax = numbers.element_format().emax;
   const int32_t low = by_field ? -127 - emax : -127;
   const int32_t increment = rule_increment(numbers);
@@ -32,8 +32,9 @@ static void mx_exponents(const Numbers& numbers, const uint32_t* amax, size_t n,
     const int32_t normal = int32_t(amax[i]);
     const int32_t lowered = int32_t(bits_of(float(normal))) - (149 << 23);
     const int32_t bits = amax[i] < normalise_below ? lowered : normal;
-    const uint32_t raised =
-        uint32_t(bits) + uint32_t(increment);  // of a NaN: anything, but defined
+    // A subnormal whose field of 0 is taken for an exponent has a step of half as many ulps.
+    const int32_t added = by_field && amax[i] < 0x00800000 ? increment / 2 : increment;
+    const uint32_t raised = uint32_t(bits) + uint32_t(added);  // of a NaN: anything, but defined
     int32_t e = (int32_t(raised) >> 23) - 127 - emax;
     e = amax[i] >= infinite ? 127 : e;
     e = e < low ? low : e;

@@ -95,8 +95,11 @@ FusedFakeKernel fused_fake_kernel(const Numbers& numbers) {
   });
 }
 
+// Codes of these are bytes.
+bool has_bytes(const Numbers& numbers) { return numbers.element_format().bits <= 8; }
+
 FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
-  if (!can_fuse(numbers)) return nullptr;
+  if (!can_fuse(numbers) || !has_bytes(numbers)) return nullptr;
   return by_element(numbers, [&](auto e) {
     return by_rounding(
         numbers, [&](auto r) -> FusedCodeKernel { return fused_code<decltype(e), decltype(r)>; });
@@ -109,7 +112,7 @@ RowFakeKernel row_fake_kernel(const Numbers& numbers, TensorType type) {
 }
 
 RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type) {
-  if (!has_grid(numbers)) return nullptr;
+  if (!has_grid(numbers) || !has_bytes(numbers)) return nullptr;
   return by_element(numbers, [&](auto e) { return row_code_of<decltype(e)>(type); });
 }
 

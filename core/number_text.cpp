@@ -18,6 +18,7 @@ using Text = std::string_view;
 struct Base {
   Text name, element, scale;
   bool tensor_scale, zero_point;
+  int sub_block, sub_shift;
 };
 
 constexpr Base kBases[] = {
@@ -30,15 +31,27 @@ constexpr Base kBases[] = {
 struct Dialect {
   Text name, families;
   Text mx_elements, affine_elements, tensor_scaled_elements;
-  Text rules, roundings, int_roundings, default_rounding, nonfinite;
-  bool has_codes, saturates, reciprocal, nearly_half;
-  int least_scale, zero_scale, int_low;
+  Text rules, roundings, int_roundings, default_rule, default_rounding, nonfinite;
+  bool has_codes, clamps, flushes, saturates, reciprocal, nearly_half;
+  int least_scale, zero_scale;
+  Text full_range;
   bool float_zero[3], fixed_zero[3], fixed_zero_half_even[3];
 };
 
 constexpr Dialect kDialects[] = {
 #define BS_DIALECT(...) {__VA_ARGS__},
+#define BS_SUB_BLOCKED(...)
 #include "generated/dialects.inc"
+#undef BS_SUB_BLOCKED
+#undef BS_DIALECT
+};
+
+// The same of numbers with sub-blocks, where a dialect has them.
+constexpr Dialect kSubBlocked[] = {
+#define BS_DIALECT(...)
+#define BS_SUB_BLOCKED(...) {__VA_ARGS__},
+#include "generated/dialects.inc"
+#undef BS_SUB_BLOCKED
 #undef BS_DIALECT
 };
 
@@ -49,6 +62,7 @@ constexpr Dialect kDialects[] = {
 struct Said {
   std::string element, scale = "e8m0", dialect = "ocp";
   bool tensor_scale = false, zero_point = false;
+  int64_t sub_block = 0, sub_shift = 0;
   std::optional<int64_t> quant_min, quant_max;
   std::optional<std::string> rule, rounding;
 };
@@ -87,6 +101,27 @@ const Base& base_named(Text name) {
     names += (names.empty() ? "" : ", ") + std::string(base.name);
   }
   refuse("numbers", std::string(name), "it begins with one of " + names);
+}
+
+void check_sub_blocks(const Said& said) {
+  if (said.sub_block < 0 || said.sub_block > 1 << 16) {
+    refuse("sub_block", said.sub_block, "from 0 to 65536");
+  }
+  if (said.sub_shift < 0 || said.sub_shift > 8) {
+    refuse("sub_shift", said.sub_shift, "from 0 to 8");
+  }
+  if (said.sub_shift > 0 && said.sub_block == 0) {
+    refuse("sub_shift", said.sub_shift, "0 without sub_block");
+  }
+}
+
+const Dialect& sub_blocked(const Said& said, const Dialect& plain) {
+  check_sub_blocks(said);
+  if (said.sub_block == 0) return plain;
+  for (const Dialect& dialect : kSubBlocked) {
+    if (dialect.name == plain.name) return dialect;
+  }
+  refuse("sub_block", said.sub_block, "0 with dialect '" + said.dialect + "'");
 }
 
 const Dialect& dialect_named(Text name) {
@@ -144,6 +179,10 @@ void read_setting(Text whole, Text key, Text value, Said& said) {
     said.quant_min = read_integer(key, value);
   } else if (key == "quant_max") {
     said.quant_max = read_integer(key, value);
+  } else if (key == "sub_block") {
+    said.sub_block = read_integer(key, value);
+  } else if (key == "sub_shift") {
+    said.sub_shift = read_integer(key, value);
   } else {
     refuse("setting of '" + std::string(whole) + "'", std::string(key),
            "allowed are " + listed(kSettings));
@@ -158,6 +197,8 @@ Said read(Text text) {
   said.scale = base.scale;
   said.tensor_scale = base.tensor_scale;
   said.zero_point = base.zero_point;
+  said.sub_block = base.sub_block;
+  said.sub_shift = base.sub_shift;
   std::vector<Text> seen;
   for (size_t i = 1; i < parts.size(); ++i) {
     const size_t sign = parts[i].find('=');
@@ -196,8 +237,8 @@ void check_family(const Said& said, Text family, const Format& element) {
   if (family == "mx" && !among(said.element, kMxElements)) {
     refuse("element", said.element, "with scale 'e8m0': " + listed(kMxElements));
   }
-  if (family == "affine" && said.element == "mxint8") {
-    refuse("element", said.element, "with a float scale: int8");
+  if (family == "affine" && element.symmetric()) {
+    refuse("element", said.element, "with a float scale: int" + std::to_string(element.bits));
   }
   if ((said.scale == "fp8_e4m3") != said.tensor_scale) {
     refuse("scale", said.scale, "fp8_e4m3 and a tensor scale go together (NVFP4)");
@@ -211,7 +252,7 @@ void check_family(const Said& said, Text family, const Format& element) {
 }
 
 void check_range(const Said& said, const Format& element) {
-  if (element.kind != Kind::kFixed || said.element == "mxint8") {
+  if (element.kind != Kind::kFixed || element.symmetric()) {
     if (said.quant_min || said.quant_max) {
       refuse("element", said.element, "an integer, to have quant_min or quant_max");
     }
@@ -235,12 +276,12 @@ void check_range(const Said& said, const Format& element) {
   }
 }
 
-void check_dialect(const Said& said, Text family, const Dialect& dialect) {
+void check_dialect(const Said& said, Text family, const Format& element, const Dialect& dialect) {
   const std::string with = "with dialect '" + said.dialect + "': ";
   if (!among(family, dialect.families)) {
     refuse("scale", said.scale, with + "scales of " + listed(dialect.families));
   }
-  const Text roundings = said.element == "mxint8" ? dialect.int_roundings : dialect.roundings;
+  const Text roundings = element.symmetric() ? dialect.int_roundings : dialect.roundings;
   const std::pair<const char*, std::pair<Text, Text>> cells[] = {
       {"element", {said.element, elements_of(dialect, family)}},
       {"rule", {*said.rule, dialect.rules}},
@@ -256,12 +297,12 @@ void check_dialect(const Said& said, Text family, const Dialect& dialect) {
 void fill(Said& said, Text family, const Format& element, const Dialect& dialect) {
   if (!said.rounding) said.rounding = std::string(dialect.default_rounding);
   if (!said.rule) {
-    said.rule = family == "mx"              ? "floor"
+    said.rule = family == "mx"              ? std::string(dialect.default_rule)
                 : family == "tensor_scaled" ? "amax"
                 : said.zero_point           ? "asymmetric"
                                             : "symmetric";
   }
-  if (element.kind == Kind::kFixed && said.element != "mxint8") {
+  if (element.kind == Kind::kFixed && !element.symmetric()) {
     if (!said.quant_min) said.quant_min = element.min_code;
     if (!said.quant_max) said.quant_max = element.max_code;
   }
@@ -282,9 +323,14 @@ NumberNames names_of(const Said& said, Text family, const Format& element, const
   names.reciprocal = dialect.reciprocal;
   names.nearly_half = dialect.nearly_half;
   names.has_codes = dialect.has_codes;
+  names.clamps = dialect.clamps;
+  names.flushes = dialect.flushes;
   names.least_scale = dialect.least_scale;
   names.zero_scale = dialect.zero_scale;
-  names.int_low = dialect.int_low;
+  names.int_low =
+      among(said.element, dialect.full_range) ? -(1 << (element.bits - 1)) : element.min_code;
+  names.sub_block = int(said.sub_block);
+  names.sub_shift = int(said.sub_shift);
   const bool fixed = element.kind == Kind::kFixed;
   const bool even = *said.rounding == "half_even";
   const bool* signs = !fixed ? dialect.float_zero
@@ -302,12 +348,12 @@ NumberNames numbers_named(const std::string& text) {
   Said said = read(text);
   const Format& element = format_named("element", said.element, kElements);
   format_named("scale", said.scale, kScales);
-  const Dialect& dialect = dialect_named(said.dialect);
+  const Dialect& dialect = sub_blocked(said, dialect_named(said.dialect));
   const Text family = family_of(said);
   fill(said, family, element, dialect);
   check_family(said, family, element);
   check_range(said, element);
-  check_dialect(said, family, dialect);
+  check_dialect(said, family, element, dialect);
   return names_of(said, family, element, dialect);
 }
 

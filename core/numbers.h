@@ -69,15 +69,26 @@ struct Numbers {
   bool saturates = true;
   bool reciprocal = false;
   bool has_codes = true;
+  bool clamps = true;
+  bool flushes = false;
   bool nearly_half = false;
   uint8_t least_scale = 1;
   uint8_t zero_scale = 0;
-  int int_low = -127;
+  int int_low = 0;                          // least code of integers without a range
   bool zero_signs[3] = {true, true, true};  // x is 0; x / scale underflows; it is rounded to 0
+  // A run of sub_block elements has a scale at most 2^sub_shift - 1 powers below its block's.
+  int sub_block = 0;
+  int sub_shift = 0;
 
   const Format& element_format() const { return kFormats[element]; }
   const Format& scale_format() const { return kFormats[scale]; }
 };
+
+// Whether only what is positive may be rounded past the codes: the least one is -2^(bits-1).
+inline bool rounds_up_one_sided(const Numbers& n) {
+  return n.family == Family::kMx && n.rule == Rule::kEven && n.element_format().symmetric() &&
+         n.int_low < n.element_format().min_code;
+}
 
 // Whether v = x * factor (exact, MX; or by definition) rather than x / factor.
 inline bool multiplies(const Numbers& n) { return n.family == Family::kMx || n.reciprocal; }

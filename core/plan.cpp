@@ -58,10 +58,10 @@ void check_consistent(const Numbers& n) {
   const int rule = int(n.rule);
   switch (n.family) {
     case Family::kMx:
-      fits = n.scale == k_e8m0 && (!fixed || n.element == k_mxint8) && rule <= int(Rule::kMse);
+      fits = n.scale == k_e8m0 && (!fixed || element.symmetric()) && rule <= int(Rule::kMse);
       break;
     case Family::kAffine:
-      fits = (n.scale == k_f32 || n.scale == k_bf16 || n.scale == k_f16) && n.element != k_mxint8 &&
+      fits = (n.scale == k_f32 || n.scale == k_bf16 || n.scale == k_f16) && !element.symmetric() &&
              rule > int(Rule::kMse) && rule < int(Rule::kAmax);
       break;
     case Family::kTensorScaled:
@@ -76,8 +76,16 @@ void check_consistent(const Numbers& n) {
   if (n.zero_point && !(n.family == Family::kAffine && fixed)) {
     refuse("zero_point", int64_t{1}, std::string("0: '") + element.name + "' has no zero points");
   }
-  if (n.int_low < -128 || n.int_low > 0) refuse("int_low", int64_t{n.int_low}, "from -128 to 0");
-  if (fixed && n.element != k_mxint8) {
+  const int least = element.symmetric() ? element.min_code - 1 : -(1 << 15);
+  const int greatest = element.symmetric() ? element.min_code : 0;
+  if (n.int_low < least || n.int_low > greatest) {
+    refuse("int_low", int64_t{n.int_low}, between(least, greatest));
+  }
+  if (rounds_up_one_sided(n) && n.nonfinite != Nonfinite::kPass) {
+    refuse("nonfinite", "another", "pass, for rule 'even' with the whole range of codes");
+  }
+  if (!n.clamps && n.has_codes) refuse("clamps", int64_t{0}, "1: stored scales are bytes");
+  if (fixed && !element.symmetric()) {
     if (n.quant_min < element.min_code || n.quant_min >= n.quant_max) {
       refuse("quant_min", int64_t{n.quant_min},
              between(element.min_code, int64_t{n.quant_max} - 1) + ", below quant_max");
@@ -85,6 +93,22 @@ void check_consistent(const Numbers& n) {
     if (n.quant_max > element.max_code) {
       refuse("quant_max", int64_t{n.quant_max}, between(n.quant_min, element.max_code));
     }
+  }
+}
+
+void check_sub_blocks(const Numbers& n) {
+  if (n.sub_block < 0 || n.sub_block > 1 << 16) {
+    refuse("sub_block", int64_t{n.sub_block}, between(0, 1 << 16));
+  }
+  if (n.sub_shift < 0 || n.sub_shift > 8) refuse("sub_shift", int64_t{n.sub_shift}, between(0, 8));
+  if (n.sub_block == 0) return;
+  const bool fits = n.family == Family::kMx && n.element_format().symmetric() &&
+                    n.rule == Rule::kFloor && n.rounding != Rounding::kStochastic &&
+                    n.nonfinite == Nonfinite::kBlock && !n.has_codes;
+  if (!fits) {
+    refuse("sub_block", int64_t{n.sub_block},
+           "0, or with integers that share a power of two by rule 'floor', not stochastic, "
+           "NaN for its block, without codes");
   }
 }
 
@@ -204,13 +228,18 @@ Numbers numbers_of(const NumberNames& names) {
   n.reciprocal = names.reciprocal;
   n.nearly_half = names.nearly_half;
   n.has_codes = names.has_codes;
+  n.clamps = names.clamps;
+  n.flushes = names.flushes;
   n.least_scale = scale_code("least_scale", names.least_scale);
   n.zero_scale = scale_code("zero_scale", names.zero_scale);
   n.int_low = names.int_low;
+  n.sub_block = names.sub_block;
+  n.sub_shift = names.sub_shift;
   n.zero_signs[0] = names.zero_of_zero;
   n.zero_signs[1] = names.zero_of_underflow;
   n.zero_signs[2] = names.zero_of_tiny;
   check_consistent(n);
+  check_sub_blocks(n);
   return n;
 }
 
@@ -230,6 +259,13 @@ Plan::Plan(const Numbers& numbers, std::vector<int64_t> shape, std::vector<int64
     const int64_t n = std::max<int64_t>(shape_[i], 1);
     if (n > kLargest / size_) refuse("shape", shape_[i], "fewer than 2^59 elements in all");
     size_ *= n;
+  }
+  size_t wide = 0;
+  for (int64_t b : block_) {
+    if (numbers_.sub_block == 0 || b == 1) continue;
+    if (b % numbers_.sub_block != 0 || ++wide > 1) {
+      refuse("block", b, "along one dimension and a multiple of the sub-block");
+    }
   }
   for (size_t i = 0; i < shape_.size(); ++i) {
     if (shape_[i] == 0) size_ = 0;

@@ -22,9 +22,13 @@ struct NumberNames {
   bool reciprocal = false;
   bool nearly_half = false;
   bool has_codes = true;
+  bool clamps = true;
+  bool flushes = false;
   int least_scale = 1;
   int zero_scale = 0;
-  int int_low = -127;
+  int int_low = 0;
+  int sub_block = 0;
+  int sub_shift = 0;
   bool zero_of_zero = true;
   bool zero_of_underflow = true;
   bool zero_of_tiny = true;

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "tools"))
 
 from blockscale.numerics import dialects  # noqa: E402
-from blockscale.numerics.formats import ELEMENTS, FORMATS, MX_ELEMENTS, SCALES, Format  # noqa: E402
+from blockscale.numerics.formats import E8M0_ELEMENTS, ELEMENTS, FORMATS, SCALES, Format  # noqa: E402
 from blockscale.numerics.scheme import BASES, SETTINGS  # noqa: E402
 from blockscale.report import tables  # noqa: E402
 
@@ -47,7 +47,7 @@ def cpp_value(value: object) -> str:
     """Of a field: a list of names is one string, with blanks between them."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple) and isinstance(value[0], bool):
+    if isinstance(value, tuple) and value and isinstance(value[0], bool):
         return "{" + ", ".join(map(cpp_value, value)) + "}"
     if isinstance(value, tuple):
         return f'"{" ".join(value)}"'
@@ -59,28 +59,32 @@ def cpp_bases() -> str:
     for name, fields in BASES.items():
         row = (name, fields["element"], fields.get("scale", "e8m0"))
         flags = (fields.get("tensor_scale", False), fields.get("zero_point", False))
-        rows.append(f"BS_BASE({', '.join(map(cpp_value, row + flags))})\n")
+        runs = (fields.get("sub_block", 0), fields.get("sub_shift", 0))
+        rows.append(f"BS_BASE({', '.join(map(cpp_value, row + flags + runs))})\n")
     return head_of("BASES of scheme.py") + "".join(rows)
 
 
 DIALECT_FIELDS = (
     "name", "families", "elements", "affine_elements", "tensor_scaled_elements", "rules", "roundings",
-    "int_roundings", "default_rounding", "nonfinite", "has_codes", "saturates", "reciprocal", "nearly_half",
-    "least_scale", "zero_scale", "int_low", "float_zero", "fixed_zero", "fixed_zero_half_even",
+    "int_roundings", "default_rule", "default_rounding", "nonfinite", "has_codes", "clamps", "flushes",
+    "saturates", "reciprocal", "nearly_half", "least_scale", "zero_scale", "full_range", "float_zero",
+    "fixed_zero", "fixed_zero_half_even",
 )  # fmt: skip
 
 
 def cpp_dialects() -> str:
-    rows = (
-        ", ".join(cpp_value(getattr(row, field)) for field in DIALECT_FIELDS)
-        for row in dialects.DIALECTS.values()
-    )
-    return head_of("DIALECTS") + "".join(f"BS_DIALECT({row})\n" for row in rows)
+    lines = [head_of("DIALECTS")]
+    for name, row in dialects.DIALECTS.items():
+        for macro, one in (("BS_DIALECT", row), ("BS_SUB_BLOCKED", row.sub_blocked)):
+            if one is not None:
+                values = [name, *(getattr(one, field) for field in DIALECT_FIELDS[1:])]
+                lines.append(f"{macro}({', '.join(map(cpp_value, values))})\n")
+    return "".join(lines)
 
 
 def cpp_number_names() -> str:
     lists = {
-        "kSettings": SETTINGS, "kElements": ELEMENTS, "kMxElements": MX_ELEMENTS, "kScales": SCALES,
+        "kSettings": SETTINGS, "kElements": ELEMENTS, "kMxElements": E8M0_ELEMENTS, "kScales": SCALES,
         "kRules": dialects.RULES, "kMxRules": dialects.MX_RULES, "kAffineRules": dialects.AFFINE_RULES,
         "kTensorScaledRules": dialects.TENSOR_SCALED_RULES, "kRoundings": dialects.ROUNDINGS,
     }  # fmt: skip
@@ -103,11 +107,12 @@ def docs_table() -> str:
 def short_table() -> str:
     """FORMATS with the affine integers in one row, and what each is for."""
     rows = []
-    for name, _, bits, widths, _, largest, smallest, specials, _ in tables.format_rows(every=False):
+    for name, _, bits, widths, _, largest, smallest, specials, doc in tables.format_rows(every=False):
         if name in FORMATS:
             uses = ["yes" if name in names else "–" for names in (ELEMENTS, SCALES)]
         else:
-            name, bits, uses = name.replace(", ", "`, `"), "N = 2 to 16", ["yes", "–"]
+            name, uses = name.replace(", ", "`, `"), ["yes", "–"]
+            bits = f"{bits}, {doc[doc.index('N =') :].partition(':')[0]}"
         rows.append([f"`{name}`", bits, widths, largest, smallest, specials, *uses])
     head = ["format", "bits", "E, M", "largest", "smallest > 0", "NaN, Inf", "element", "scale"]
     return markdown(head, rows)

@@ -33,14 +33,15 @@ from blockscale.numerics.formats import TENSOR_FORMATS  # noqa: E402
 from blockscale.numerics.layout import Layout  # noqa: E402
 from blockscale.numerics.packing import pack, unpack  # noqa: E402
 from blockscale.numerics.scheme import Numbers  # noqa: E402
-from conformance.core_cases import PLACES, all_numbers, data_for, thinned  # noqa: E402
+from conformance.core_cases import PLACES, all_numbers, data_for, placed, thinned  # noqa: E402
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NAMES = ("element", "scale", "family", "rule", "rounding", "nonfinite")
 FIELDS = (
     "zero_point", "quant_min", "quant_max", "saturates", "reciprocal", "nearly_half", "has_codes",
-    "least_scale", "zero_scale", "int_low", "zero_of_zero", "zero_of_underflow", "zero_of_tiny",
+    "clamps", "flushes", "least_scale", "zero_scale", "int_low", "sub_block", "sub_shift",
+    "zero_of_zero", "zero_of_underflow", "zero_of_tiny",
 )  # fmt: skip
 
 GIVEN, TENSOR_SCALE_GIVEN = 1, 2
@@ -69,11 +70,11 @@ def _cases(table: tuple[Numbers, ...], samples: int) -> Iterator[bytes]:
     for n, numbers in enumerate(table):
         for seed in range(n * samples, (n + 1) * samples):
             shape, block = PLACES[(n * 7 + seed * 5) % len(PLACES)]
-            yield _case(n, Layout(numbers, shape, block), TENSOR_FORMATS[(n + seed) % 3], seed)
+            yield _case(n, placed(numbers, shape, block), TENSOR_FORMATS[(n + seed) % 3], seed)
     for i, (family, shape, block) in enumerate(LARGE):
-        known = [n for n, numbers in enumerate(table) if numbers.family == family]
+        known = [n for n, one in enumerate(table) if one.family == family]
         n = known[i * 13 % len(known)]
-        yield _case(n, Layout(table[n], shape, block), TENSOR_FORMATS[i % 3], 1_000_000 + i)
+        yield _case(n, placed(table[n], shape, block), TENSOR_FORMATS[i % 3], 1_000_000 + i)
 
 
 def _numbers(numbers: Numbers) -> bytes:
@@ -92,7 +93,7 @@ def _case(index: int, layout: Layout, tensor_format: str, seed: int) -> bytes:
     numbers = layout.numbers
     x = data_for(numbers, layout.shape, tensor_format, seed)
     given, params, t = 0, None, None
-    if numbers.dialect_row.has_codes and seed % 3 == 1:
+    if not numbers.why_no_codes and seed % 3 == 1:
         given = GIVEN
         params = _other_params(layout, tensor_format, seed)
     elif numbers.tensor_scale and seed % 3 == 2:
@@ -103,7 +104,7 @@ def _case(index: int, layout: Layout, tensor_format: str, seed: int) -> bytes:
     head = struct.pack("<IBBBQ", index, TENSOR_FORMATS.index(tensor_format), layout.rank, given, key)
     head += struct.pack(f"<{2 * layout.rank}q", *layout.shape, *layout.block)
     parts = [x, fake]
-    if numbers.dialect_row.has_codes:
+    if not numbers.why_no_codes:
         codes, used = codec.quantize(x, layout, params, tensor_format=tensor_format, tensor_scale=t, seed=key)
         parts += [pack(np.asarray(codes), numbers.element_format), *stored(used, numbers)]
         parts += _decoded(layout, used, seed)

@@ -41,6 +41,8 @@ constexpr Operator kOperators[] = {
     {kOurs, "MatMul", kXAndWeight, kSameY, make_matmul, infer_product},
     {"com.amd.quark", "MXQuantizeDequantize", kX, kSameY, make_quark_mx, infer_same},
     {"com.vai.quantize", "MXFixNeuron", kX, kSameY, make_quark_mx, infer_same},
+    {"com.amd.quark", "BFPQuantizeDequantize", kX, kSameY, make_quark_bfp, infer_same},
+    {"com.vai.quantize", "BFPFixNeuron", kX, kSameY, make_quark_bfp, infer_same},
 };
 
 }  // namespace

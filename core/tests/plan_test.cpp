@@ -57,6 +57,13 @@ bs::NumberNames mxfp4() {
   return n;
 }
 
+bs::NumberNames mx9() {
+  bs::NumberNames n = mxfp4();
+  n.element = "bfp16", n.int_low = -127, n.has_codes = false;
+  n.sub_block = 2, n.sub_shift = 1;
+  return n;
+}
+
 bs::NumberNames uint12() {
   bs::NumberNames n = mxfp4();
   n.element = "uint12", n.scale = "f32", n.family = "affine", n.rule = "asymmetric";
@@ -102,6 +109,25 @@ void test_names() {
   refuses("element", "a scale format as element", with([](auto& n) { n.element = "e8m0"; }));
   refuses("element", "a tensor format as element", with([](auto& n) { n.element = "f32"; }));
   refuses("int_low", "int_low", with([](auto& n) { n.int_low = -1000000000; }));
+  refuses("clamps", "codes without clamps", with([](auto& n) { n.clamps = false; }));
+  refuses("sub_block", "negative sub-blocks", with([](auto& n) { n.sub_block = -2; }));
+  refuses("sub_shift", "shifts too far", with([](auto& n) { n.sub_shift = 9; }));
+  refuses("sub_block", "sub-blocks of affine numbers", with([](auto& n) { n.sub_block = 2; }));
+  refuses("int_low", "a code too low", [] {
+    bs::NumberNames n = mx9();
+    n.int_low = -129;
+    bs::numbers_of(n);
+  });
+  refuses("nonfinite", "one-sided rounding up of what may be NaN", [] {
+    bs::NumberNames n = mx9();
+    n.rule = "even", n.int_low = -128, n.sub_block = 0;
+    bs::numbers_of(n);
+  });
+  refuses("sub_block", "sub-blocks with codes", [] {
+    bs::NumberNames n = mx9();
+    n.has_codes = true;
+    bs::numbers_of(n);
+  });
   refuses("least_scale", "least_scale", with([](auto& n) { n.least_scale = 127; }));
   refuses("zero_scale", "zero_scale", with([](auto& n) { n.zero_scale = -1; }));
   refuses("zero_point", "zero point of a float", [] {
@@ -109,6 +135,14 @@ void test_names() {
     n.zero_point = true;
     bs::numbers_of(n);
   });
+}
+
+void test_sub_blocks() {
+  const bs::NumberNames n = mx9();
+  refuses("block", "blocks that are no multiple", [&] { plan(n, {8, 8}, {1, 5}); });
+  refuses("block", "blocks of two dimensions", [&] { plan(n, {8, 8}, {2, 4}); });
+  for (const int64_t block : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{16}})
+    plan(n, {8, 8}, {1, block});
 }
 
 void test_shapes() {
@@ -278,6 +312,7 @@ int main() {
     test_empty();
   }
   test_names();
+  test_sub_blocks();
   test_shapes();
   if (bs::choose_isa("no such set") || bs::choose_isa("avx2 ")) ++failed;
   std::printf("%d passed, %d failed\n", passed, failed);

@@ -89,9 +89,11 @@ inline bs::NumberNames read_names(Reader& file) {
   n.zero_point = next() != 0;
   n.quant_min = next();
   n.quant_max = next();
-  for (bool* flag : {&n.saturates, &n.reciprocal, &n.nearly_half, &n.has_codes})
+  for (bool* flag :
+       {&n.saturates, &n.reciprocal, &n.nearly_half, &n.has_codes, &n.clamps, &n.flushes})
     *flag = next() != 0;
-  for (int* number : {&n.least_scale, &n.zero_scale, &n.int_low}) *number = next();
+  for (int* number : {&n.least_scale, &n.zero_scale, &n.int_low, &n.sub_block, &n.sub_shift})
+    *number = next();
   for (bool* flag : {&n.zero_of_zero, &n.zero_of_underflow, &n.zero_of_tiny}) *flag = next() != 0;
   return n;
 }

@@ -240,9 +240,10 @@ def _given(
     if scale is None:
         raise ScaleError("zero_point", zero_point, "None where no scale is given")
     numbers = place.numbers
-    if not numbers.dialect_row.has_codes:
+    if numbers.why_no_codes:
         raise CombinationError(
-            f"dialect {numbers.dialect!r} has no stored scales: none can be given; use dialect='ocp'"
+            f"{numbers.why_no_codes}, so none of its scales can be given; "
+            + (f"use {numbers.element!r}" if numbers.sub_block else "use dialect='ocp'")
         )
     by_shape = isinstance(place, Scheme) and not place.axes and numbers.family == "affine"
     if by_shape and _several(scale):

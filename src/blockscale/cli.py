@@ -106,7 +106,8 @@ def presets(as_json: bool, recipes: bool) -> None:
         return print_json([{"preset": name, **asdict(scheme_named(name))} for name in PRESETS])
     print_table(tables.PRESET_HEAD, tables.preset_rows(), left=range(7))
     click.echo(
-        "Others are named by rule: any intN or uintN (2 to 16 bits), fp8, fp6 or fp4 element takes\n"
+        "Others are named by rule: any bfpN (10 to 24) takes -g<size> or nothing (blocks of 8);\n"
+        "any intN or uintN (2 to 16 bits), fp8, fp6 or fp4 element takes\n"
         "-channel, -token, -g<size> or nothing (one scale for all); settings follow after commas:\n"
         "    int6-g64    mxfp4,rule=rceil    int4-g128,scale=bf16,dialect=torchao"
     )
@@ -207,16 +208,17 @@ def codec(names: tuple[str, ...], threads: tuple[int, ...], seconds: float, as_j
 @as_json
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON here.")
 def demo(as_json: bool, report: Path | None) -> None:
-    """Quantize every weight of a real model to every preset."""
-    from blockscale.numerics.scheme import PRESETS
+    """Quantize every weight of a real model to every preset that can be stored."""
+    from blockscale.numerics.scheme import PRESETS, scheme_named
     from blockscale.report import demo, demo_text
 
     model = demo.load_model(demo.find_model())
     if not as_json:
         click.echo(demo_text.opening(model))
     results: list[demo.PresetResult] = []
-    for preset in PRESETS:
-        progress(len(results) / len(PRESETS), preset)
+    stored = [name for name in PRESETS if not scheme_named(name).why_no_codes]
+    for preset in stored:
+        progress(len(results) / len(stored), preset)
         results.append(demo.run_preset(preset, model.weights))
     progress(1)
     if report is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockscale.errors import BlockscaleError, CombinationError, UnknownNameError
+from blockscale.numerics.formats import BFP_ELEMENTS
 from blockscale.numerics.scheme import PRESETS, scheme_named
 from blockscale.recipe_rules import DTYPES, FLOAT, USES, Rule
 
@@ -23,7 +24,8 @@ _PAIRS = (
     "int4-g128-int8-token", "int4-g32-int8-token",
 )  # fmt: skip
 _WEIGHT_ONLY = (
-    "mxfp4-float", "mxfp6-float", "mxfp8-float", "mxint8-float", "nvfp4-float", "int8-float",
+    "mxfp4-float", "mxfp6-float", "mxfp8-float", "mxint8-float", "nvfp4-float", "bfp16-float", "mx9-float",
+    "mx6-float", "mx4-float", "int8-float",
     "int4-g32-float", "int4-g64-float", "int4-g128-float", "uint4-g32-float",
 )  # fmt: skip
 _ALL = ("mxfp4-all", "mxfp6-all", "mxfp8-all", "mxint8-all", "mxfp4-mxint8-all", "int8-all", "uint8-all")
@@ -172,6 +174,8 @@ def _at_least_8_bits(weight: str) -> str:
     if scheme.element_format.bits >= 8:
         return weight
     layout = "int8-channel" if scheme.family == "affine" else "mxint8"
+    if scheme.element in BFP_ELEMENTS:
+        layout = "mx9" if scheme.sub_block else "bfp16"
     for setting in _split(weight)[1]:
         kept = setting.startswith(("rule=", "rounding=", "scale=", "dialect="))
         if kept and _fault(f"{layout},{setting}") is None:

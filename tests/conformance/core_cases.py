@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from blockscale.errors import ArgumentError, CombinationError
+from blockscale.errors import ArgumentError, BlockError, CombinationError
 from blockscale.numerics.arrays import TENSOR_DTYPES
 from blockscale.numerics.dialects import DIALECTS, ROUNDINGS, RULES
-from blockscale.numerics.formats import ELEMENTS, FORMATS, SCALES
+from blockscale.numerics.formats import BFP_ELEMENTS, ELEMENTS, FORMATS, SCALES
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers
 
@@ -25,13 +25,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 RANGES = {"int8": [(-127, 127), (-5, 1)], "int4": [(-7, 7)], "uint4": [(3, 12)], "uint8": [(0, 127)],
           "int16": [(-9, 2)]}  # fmt: skip
 # Where not every width can be had, these are: below a byte, a byte, above.
-WIDTHS = ("int2", "int4", "int8", "int12", "int16", "uint3", "uint4", "uint8", "uint16")
+WIDTHS = ("int2", "int4", "int8", "int12", "int16", "uint3", "uint4", "uint8", "uint16",
+          "bfp10", "bfp11", "bfp13", "bfp16", "bfp20", "bfp24")  # fmt: skip
+# sub_block, sub_shift
+SUB_BLOCKS = ((2, 1), (2, 3), (4, 2), (8, 0))
 
 
 @lru_cache(maxsize=1)
 def all_numbers() -> tuple[Numbers, ...]:
-    """Every valid combination of element, scale, rule, rounding, dialect and zero point."""
+    """Every valid combination of element, scale, rule, rounding, dialect and zero point; some of sub-blocks."""
     found: dict[Numbers, None] = {}
+    for dialect in DIALECTS:
+        for i, element in enumerate(BFP_ELEMENTS):
+            for j, rounding in enumerate(ROUNDINGS):
+                size, shift = SUB_BLOCKS[(i + j) % len(SUB_BLOCKS)]
+                numbers = valid(
+                    element=element, rounding=rounding, dialect=dialect, sub_block=size, sub_shift=shift
+                )
+                if numbers is not None:
+                    found[numbers] = None
     for dialect in DIALECTS:
         for element in ELEMENTS:
             for scale in SCALES:
@@ -53,7 +65,8 @@ def thinned(numbers: tuple[Numbers, ...]) -> tuple[Numbers, ...]:
     """All float elements, and the integers of WIDTHS with the ranges of their own or a float32 scale."""
     return tuple(
         n for n in numbers
-        if n.family != "affine" or n.element_format.is_float
+        if n.element == "mxint8" or n.element_format.is_float
+        or (n.family == "mx" and n.element in WIDTHS)
         or (n.element in WIDTHS and (n.scale == "f32" or n.quant_max == n.element_format.max_code))
     )  # fmt: skip
 
@@ -77,6 +90,16 @@ PLACES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 # ------------------------------------------------------------------------------------------- data
 
 
+def placed(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...]) -> Layout:
+    """The layout; where sub-blocks do not go into these blocks, with blocks into which they do."""
+    try:
+        return Layout(numbers, shape, block)
+    except BlockError:
+        wide = [i for i, b in enumerate(block) if b != 1][:1]
+        size = 2 * numbers.sub_block
+        return Layout(numbers, shape, tuple(size if i in wide else 1 for i in range(len(block))))
+
+
 def float_bits(x: Array) -> Array:
     return x.view({2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
 
@@ -91,7 +114,10 @@ def grid_of(numbers: Numbers) -> Array:
     """Magnitudes that elements can have: all of a small format, some of a wide one."""
     element = numbers.element_format
     if element.is_fixed:
-        reach = max(abs(numbers.quant_min or 127), abs(numbers.quant_max or 127)) + 1
+        low, high = (
+            (numbers.quant_min, numbers.quant_max) if numbers.family == "affine" else (0, element.max_code)
+        )
+        reach = max(abs(low or 127), abs(high or 127)) + 1
         if numbers.zero_point:
             reach = (numbers.quant_max or 0) - (numbers.quant_min or 0)
         some = np.arange(reach + 1) if reach <= 256 else np.unique(np.geomspace(1, reach, 256).astype(int))
@@ -184,7 +210,7 @@ class Trouble:
         """Maxima at and near the mantissas where scale rules change their minds."""
         rng, element = self.rng, self.numbers.element_format
         top = element.max * 2.0**-element.emax
-        edge = rng.choice([1, 2 - 2.0 ** -(element.mantissa_bits + 1), top, 1.5, 1.75, 2], n)
+        edge = rng.choice([1, 2 - 2.0 ** -(element.fraction_bits + 1), top, 1.5, 1.75, 2], n)
         ulp = 1 << (23 - self.format.mantissa_bits)
         lead = steps_away(self._ldexp(edge, self._exponents(n)), rng.integers(-2, 3, n) * ulp)
         x = (lead[:, None] * rng.random((n, self.width)) ** 3).astype(np.float32)
@@ -257,7 +283,7 @@ def sweep(numbers: Numbers, tensor_format: str, count: int, seed: int) -> Iterat
             ((rows, width * 3), (1, width)), ((width, rows * 3), (width, 1)),
             ((rows, width * 3), (1, width - 5)), ((rows, 3, width), (2, 1, 0)),
         ][i % 4]  # fmt: skip
-        layout = Layout(numbers, shape, block)
+        layout = placed(numbers, shape, block)
         x = data_for(numbers, shape if i % 4 != 1 else shape[::-1], tensor_format, seed + i)
         yield layout, np.ascontiguousarray(x.T) if i % 4 == 1 else x
 

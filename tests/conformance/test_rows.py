@@ -12,13 +12,14 @@ import pytest
 
 from blockscale.numerics import codec, native
 from blockscale.numerics.arrays import TENSOR_DTYPES
+from blockscale.numerics.formats import MX_ELEMENTS
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.packing import pack
 from blockscale.numerics.scheme import Numbers
 from conformance.core_cases import same_bits
 
 ISAS = native._core.available_isas().split()
-ELEMENTS = ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "mxint8")
+ELEMENTS = (*MX_ELEMENTS, "bfp12", "bfp16", "bfp20")
 SPECIAL = (np.nan, np.inf, -np.inf, 3e38, -1e38, 1e-38, 2e-41, -1e-45, 70000.0, 6e-8)
 
 

@@ -55,17 +55,14 @@ def _quark_library() -> str:
 
 
 @functools.cache
-def _quark_session(op: str, element: str, mode: int, axis: int, block: int, rank: int, half: bool) -> Any:
+def _quark_session(op: str, rank: int, half: bool, settings: tuple[tuple[str, Any], ...]) -> Any:
     import onnxruntime
     from onnx import TensorProto, helper
 
-    domain = {"MXQuantizeDequantize": "com.amd.quark", "MXFixNeuron": "com.vai.quantize"}[op]
+    domain = "com.vai.quantize" if op.endswith("FixNeuron") else "com.amd.quark"
     kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     shape = [f"d{i}" for i in range(rank)]
-    node = helper.make_node(
-        op, ["x"], ["y"], domain=domain, element_dtype=_peer_name(element), axis=axis,
-        block_size=block, rounding_mode=mode,
-    )  # fmt: skip
+    node = helper.make_node(op, ["x"], ["y"], domain=domain, **dict(settings))
     x, y = (helper.make_tensor_value_info(name, kind, shape) for name in "xy")
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
     model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets)
@@ -78,14 +75,22 @@ def _quark_session(op: str, element: str, mode: int, axis: int, block: int, rank
     return onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
 
 
+def _quark(op: str, x: Array, **settings: Any) -> Array:
+    session = _quark_session(op, x.ndim, x.dtype == np.float16, tuple(settings.items()))
+    return session.run(None, {"x": np.array(x, order="C")})[0]  # a copy: it may write to its input
+
+
 def quark(
     x: Array, element: str, mode: int = 2, axis: int = -1, block: int = 32,
     op: str = "MXQuantizeDequantize",
 ) -> Array:  # fmt: skip
     """float32 or float16 of any rank, by the op in ONNX Runtime."""
-    half = x.dtype == np.float16
-    session = _quark_session(op, element, mode, axis, block, x.ndim, half)
-    return session.run(None, {"x": np.ascontiguousarray(x)})[0]
+    return _quark(op, x, element_dtype=_peer_name(element), axis=axis, block_size=block, rounding_mode=mode)
+
+
+def quark_bfp(x: Array, op: str = "BFPQuantizeDequantize", **settings: Any) -> Array:
+    """The same for block floating point; what is not given is as Quark has it."""
+    return _quark(op, x, **settings)
 
 
 # ----------------------------------------------------------------------------- microxcaling, TICO

@@ -81,7 +81,7 @@ def chain(
     c, s, z, t, q, y, f = (f"{name}_{letter}" for letter in "csztqyf")
     nodes = [node("FakeQuantize", ["x"], [f], seed=seed, **place)]
     values = [value(f, kind)]
-    if numbers.dialect_row.has_codes:
+    if not numbers.why_no_codes:
         nodes += [
             node("DynamicQuantize", ["x"], [c, s, z, t], seed=seed, **place),
             node("Quantize", ["x", s, z, t], [q], seed=seed, **place),

@@ -13,7 +13,7 @@ from blockscale.numerics import native
 from blockscale.numerics.arrays import TENSOR_DTYPES, Array
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers, numbers_named
-from conformance.core_cases import PLACES, all_numbers, data_for, same_bits, thinned
+from conformance.core_cases import PLACES, all_numbers, data_for, placed, same_bits, thinned
 from runtime.ort_models import FLOATS, QUARK, chain, model, node, run, session, value
 
 PART = 9  # of how many numbers each place takes one in the quick tests
@@ -27,13 +27,13 @@ def assert_bits_of_the_core(
     x = data_for(numbers[0], shape, tensor_format, zlib.crc32(repr((shape, block)).encode()) % 1000)
     nodes, values = [], []
     for i, one in enumerate(numbers):
-        made, known = chain(f"n{i}", str(one), block, shape, tensor_format, seed)
+        made, known = chain(f"n{i}", str(one), placed(one, shape, block).block, shape, tensor_format, seed)
         nodes += made
         values += known
     on = session(model(nodes, [value("x", FLOATS[tensor_format], shape)], values))
     found = run(on, {"x": x})
     for i, one in enumerate(numbers):
-        wanted = by_the_core(x, Layout(one, shape, block), tensor_format, seed)
+        wanted = by_the_core(x, placed(one, shape, block), tensor_format, seed)
         for letter, array in wanted.items():
             given = found[f"n{i}_{letter}"]
             assert given.dtype == array.dtype and given.shape == array.shape, (str(one), letter, given.shape)
@@ -42,7 +42,7 @@ def assert_bits_of_the_core(
 
 def by_the_core(x: Array, layout: Layout, tensor_format: str, seed: int) -> dict[str, Array]:
     wanted = {"f": native.fake_quantize(x, layout, seed=seed)}
-    if not layout.numbers.dialect_row.has_codes:
+    if layout.numbers.why_no_codes:
         return wanted
     codes, stored = native.quantize(x, layout, seed=seed)
     zeros, t = stored.zero_points, stored.tensor_scale

@@ -15,7 +15,7 @@ from blockscale.numerics import native
 from blockscale.numerics.layout import Layout, bind
 from blockscale.numerics.scheme import Numbers, numbers_named, scheme_named
 from blockscale.runtime import torch_cpu, torch_ops, torch_reference
-from conformance.core_cases import PLACES, all_numbers, data_for, same_bits, thinned
+from conformance.core_cases import PLACES, all_numbers, data_for, placed, same_bits, thinned
 from runtime.torch_cases import Array, disordered, equal, to_numpy, to_torch
 
 ops = torch.ops.blockscale
@@ -34,7 +34,7 @@ def cases(step: int, start: int = 0) -> Iterator[tuple[Layout, Array, int]]:
     for i, numbers in enumerate(thinned(all_numbers())):
         if i % step == start:
             shape, block = PLACES[i // step % len(PLACES)]
-            layout = Layout(numbers, shape, block)
+            layout = placed(numbers, shape, block)
             yield layout, trouble(numbers, shape, FORMATS[i // 7 % 3], i), i
 
 
@@ -57,7 +57,7 @@ def test_bits_of_the_core(part: int) -> None:
         t = to_torch(x)
         got = torch_ops.fake_quantize(t, layout, seed=seed)
         assert same_bits(to_numpy(got), native.fake_quantize(x, layout, seed=seed)).all(), shown(layout)
-        if not layout.numbers.dialect_row.has_codes:
+        if layout.numbers.why_no_codes:
             continue
         codes, stored = native.quantize(x, layout, seed=seed)
         got_codes, got_stored = torch_ops.quantize(t, layout, seed=seed)
@@ -84,7 +84,7 @@ def test_bits_of_the_pure_path(part: int) -> None:
         place = str(layout.numbers), layout.block
         want = ops.fake_quantize(t, *place, seed=seed)
         assert equal(torch_reference.fake_quantize(t, *place, seed=seed), want), shown(layout)
-        if not layout.numbers.dialect_row.has_codes:
+        if layout.numbers.why_no_codes:
             continue
         codes, *stored = ops.dynamic_quantize(t, *place, seed=seed)
         got = torch_reference.dynamic_quantize(t, *place, seed=seed)
@@ -322,7 +322,7 @@ def test_wrong_parameters(kernel: Any) -> None:
         (errors.ScaleError, "tensor_scale", ("nvfp4", [1, 16], None, None, torch.ones(1))),
         (errors.ScaleError, "negative",
          ("nvfp4", [1, 16], torch.full((2, 1), 200).byte(), None, torch.tensor(1.0))),
-        (errors.CombinationError, "no stored scales",
+        (errors.CombinationError, "none of its scales",
          ("mxfp4,dialect=quark", [1, 32], torch.ones(2, 1, dtype=torch.uint8))),
         (errors.UnknownNameError, "mxfp5", ("mxfp5", [1, 32])),
         (errors.BlockError, "block", ("mxfp4", [32])),

@@ -238,8 +238,8 @@ def takes(
         return f"{name} gives {'floats' if row.output == 'float' else 'quantized output'} only"
     if numbers is None:
         return True
-    if not numbers.dialect_row.has_codes and (operand == OUT or not dynamic):
-        return f"dialect {numbers.dialect} has no codes"
+    if numbers.why_no_codes and (operand == OUT or not dynamic):
+        return numbers.why_no_codes
     if numbers.rounding == "stochastic" and (operand == OUT or dynamic):
         return "stochastic rounding has a seed, which fused operators do not take"
     return True

@@ -26,12 +26,12 @@ from typing import Any, Literal, NamedTuple
 
 from blockscale.errors import ArgumentError, DtypeError, ScaleError, UnknownNameError
 from blockscale.graph.fused import OUT, Fused
-from blockscale.numerics.formats import ELEMENTS, MX_ELEMENTS, Format, format_named
+from blockscale.numerics.formats import E8M0_ELEMENTS, ELEMENTS, Format, format_named
 from blockscale.numerics.layout import Layout, block_of_scale
 from blockscale.numerics.scheme import Numbers, numbers_named
 
 NVFP4 = "nvfp4"
-_SETTINGS = ("rule", "rounding", "dialect", "scale")
+_SETTINGS = ("rule", "rounding", "dialect", "scale", "sub_block", "sub_shift")
 _SCALE_FORMATS = {"uint8": "e8m0", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -97,6 +97,8 @@ def _dtype_of(numbers: Numbers, scale_given: bool) -> str:
         own["rounding"] = numbers.rounding
     if numbers.dialect != "ocp":
         own["dialect"] = numbers.dialect
+    if numbers.sub_block:
+        own |= {"sub_block": numbers.sub_block, "sub_shift": numbers.sub_shift}
     return ",".join([head, *(f"{key}={value}" for key, value in own.items())])
 
 
@@ -180,7 +182,7 @@ def _check_head(head: str) -> None:
 
 def _default_scale(head: str) -> str:
     """Of dynamic operands: elements that MX has are MX."""
-    return "e8m0" if head in MX_ELEMENTS else "f32"
+    return "e8m0" if head in E8M0_ELEMENTS else "f32"
 
 
 def element_of(fields: Fields) -> Format:

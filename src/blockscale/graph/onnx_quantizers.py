@@ -34,7 +34,7 @@ from blockscale.graph.dims import Dims
 from blockscale.graph.quant import Foreign, Quant, Read, Reader, Say
 from blockscale.graph.quantizers import ours
 from blockscale.graph.quantizers_affine import per_channel, say_channel, say_whole, whole
-from blockscale.numerics.formats import MX_ELEMENTS
+from blockscale.numerics.formats import BFP_ELEMENTS, MX_ELEMENTS
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers, numbers_named
 
@@ -250,6 +250,64 @@ def _quark(a: Args) -> Read:
     return "fake_quantize", ("x",), Quant(numbers, block, say=_say_blocks, foreign=Foreign(why))
 
 
+def quark_bfp_numbers(
+    method: str, bit_width: int, rounding_mode: int, sub_block_size: int, sub_block_shift_bits: int,
+    compiler: int,
+) -> Numbers | str:  # fmt: skip
+    """Or why there are none."""
+    element = f"bfp{bit_width}"
+    if element not in BFP_ELEMENTS:
+        return f"bit_width is {bit_width}, there are {BFP_ELEMENTS[0][3:]} to {BFP_ELEMENTS[-1][3:]}"
+    if not 0 <= rounding_mode < len(_QUARK_ROUNDINGS):
+        return f"rounding_mode is {rounding_mode}"
+    rounding = _QUARK_ROUNDINGS[rounding_mode]
+    if method == "to_bfp" and compiler:
+        if bit_width != 16:
+            return f"its compiler's version takes elements for 8 bits wide, and bit_width is {bit_width}"
+        return Numbers(element=element, rounding=rounding, dialect="quark_compiler")
+    if method == "to_bfp":
+        return Numbers(element=element, rounding=rounding, dialect="quark")
+    if method not in ("to_bfp_prime", "to_bfp_prime_shared"):  # two names of one
+        return f"bfp_method is {method!r}"
+    if sub_block_size < 1:
+        return f"sub_block_size is {sub_block_size}"
+    try:
+        return Numbers(
+            element=element, rounding=rounding, dialect="quark", sub_block=sub_block_size,
+            sub_shift=sub_block_shift_bits,
+        )  # fmt: skip
+    except BlockscaleError as error:
+        return str(error)
+
+
+def quark_bfp_block(numbers: Numbers, rank: int, axis: int, block_size: int) -> tuple[int, ...] | str:
+    """Or why there is none: elements behind the last whole sub-block are never written."""
+    if numbers.sub_block and block_size % numbers.sub_block:
+        return f"block_size is {block_size}, no multiple of sub_block_size {numbers.sub_block}"
+    return quark_block(rank, axis, block_size)
+
+
+def _quark_bfp(a: Args) -> Read:
+    """BFPQuantizeDequantize and, by its older name, BFPFixNeuron."""
+    shape = a.shape("x")
+    numbers = quark_bfp_numbers(
+        str(a.get("bfp_method", "to_bfp")), a.int("bit_width", 16), a.int("rounding_mode", 0),
+        a.int("sub_block_size", 2), a.int("sub_block_shift_bits", 1),
+        a.int("use_compiler_version_cpu_kernel", 0),
+    )  # fmt: skip
+    if isinstance(numbers, str):
+        raise Unreadable(numbers)
+    block = quark_bfp_block(numbers, len(shape), a.int("axis", 1), a.int("block_size", 8))
+    if isinstance(block, str):
+        raise Unreadable(block)
+    if a.meta("x").dtype not in ("float32", "float16"):
+        raise Unreadable(f"x is {a.meta('x').dtype}")
+    why = "it leaves a tensor of one element as it is" if math.prod(shape) == 1 else ""
+    if a.int("convert_to_bfloat_before_bfp", 0):
+        why = "it rounds to bfloat16 first"
+    return "fake_quantize", ("x",), Quant(numbers, block, say=_say_blocks, foreign=Foreign(why))
+
+
 # ------------------------------------------------------------------------------------------- tables
 
 # Inputs of operators that onnx has no schema of.
@@ -263,6 +321,8 @@ CUSTOM: dict[tuple[str, str], tuple[str, ...]] = {
     ("com.microsoft", "DequantizeLinear"): ("x", "x_scale", "x_zero_point"),
     ("com.amd.quark", "MXQuantizeDequantize"): ("x",),
     ("com.vai.quantize", "MXFixNeuron"): ("x",),
+    ("com.amd.quark", "BFPQuantizeDequantize"): ("x",),
+    ("com.vai.quantize", "BFPFixNeuron"): ("x",),
 }
 
 # Operators that quantize, or compute on codes, also where no reader takes them.
@@ -273,6 +333,10 @@ ON_CODES = re.compile(
 
 _CODEC = ("numbers", "block", "seed")
 _QUARK = ("element_dtype", "axis", "block_size", "rounding_mode")
+_QUARK_BFP = (
+    "bfp_method", "axis", "bit_width", "block_size", "rounding_mode", "sub_block_size", "sub_block_shift_bits",
+    "convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel",
+)  # fmt: skip
 
 # Attributes of the operators that our library runs.
 ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
@@ -283,6 +347,8 @@ ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
     (DOMAIN, "MatMul"): ("numbers", "block", "shape", "trans_b", "x_numbers", "x_block"),
     ("com.amd.quark", "MXQuantizeDequantize"): _QUARK,
     ("com.vai.quantize", "MXFixNeuron"): _QUARK,
+    ("com.amd.quark", "BFPQuantizeDequantize"): _QUARK_BFP,
+    ("com.vai.quantize", "BFPFixNeuron"): _QUARK_BFP,
 }
 
 READERS: dict[str, Reader] = {
@@ -297,4 +363,6 @@ READERS: dict[str, Reader] = {
     "com.microsoft::DequantizeLinear": _dequantize_linear,
     "com.amd.quark::MXQuantizeDequantize": _quark,
     "com.vai.quantize::MXFixNeuron": _quark,
+    "com.amd.quark::BFPQuantizeDequantize": _quark_bfp,
+    "com.vai.quantize::BFPFixNeuron": _quark_bfp,
 }

@@ -138,8 +138,8 @@ def layout_of(node: Node, alphabet: Alphabet) -> Layout | str:
 def lost_in_codes(numbers: Numbers) -> str:
     """Why a quantize with a dequantize behind it would not give every bit of a fake-quantize."""
     row, element = numbers.dialect_row, numbers.element_format
-    if not row.has_codes:
-        return f"dialect {row.name!r} has no codes"
+    if numbers.why_no_codes:
+        return numbers.why_no_codes
     if element.is_fixed and any(row.zero_signs(True, str(numbers.rounding))):
         return f"dialect {row.name!r} keeps the sign of zeros, and {numbers.element} has no code for -0"
     return ""

@@ -20,13 +20,15 @@ from blockscale.numerics.scales import (
     tensor_scale_of,
     tensor_scaled,
 )
+from blockscale.numerics.scheme import Numbers
 
 
 @dataclass(frozen=True)
 class Params:
     """What decodes codes: one entry a block, shape layout.scale_shape.
 
-    scales        e8m0 and fp8_e4m3: int64 bytes; f32, bf16, f16: float32 values
+    scales        e8m0 and fp8_e4m3: int64 bytes; f32, bf16, f16: float32 values. Where blocks have
+                  sub-blocks, one entry a sub-block: shape layout.fine.scale_shape
     zero_points   int64, or None where the numbers have none
     tensor_scale  float32 scalar array, or None
     """
@@ -42,7 +44,7 @@ def choose_params(
 ) -> Params:  # fmt: skip
     """Scales, zero points and tensor scale from the data, by the rule of the layout."""
     numbers = layout.numbers
-    x = xp.f64(x)
+    x = _flushed(x, layout, xp)
     finite, nan = xp.isfinite(x), xp.isnan(x)
     kept = xp.where(finite, x, xp.zeros_like(x))
     blocks = blocks_of(xp, kept, layout)
@@ -65,6 +67,8 @@ def choose_params(
     spoilt = xp.amax(blocks_of(xp, xp.f64(spoils), layout), -1) > 0
     if numbers.family == "mx":
         s = mx_exponent(xp, blocks, amax, numbers)
+        if numbers.sub_block:
+            s, spoilt = _of_sub_blocks(kept, s, spoilt, layout, xp)
         if nonfinite == "pass":
             return Params(s + 127)  # may be below 0: there is no byte form in such a dialect
         return Params(xp.where(spoilt, xp.zeros_like(s) + E8M0_NAN, s + 127))
@@ -75,6 +79,27 @@ def choose_params(
     codes = float_codes(xp, b, numbers.scale)
     nan = (1 << numbers.scale_format.bits - 1) - 1
     return Params(xp.where(spoilt, xp.zeros_like(codes) + nan, codes), None, tensor_scale)
+
+
+def _of_sub_blocks(x: Array, s: Array, spoilt: Array, layout: Layout, xp: Arrays) -> tuple[Array, Array]:
+    """From each block to its sub-blocks: their own exponent, if it is not too far below the block's."""
+    fine = layout.fine
+    most = (1 << layout.numbers.sub_shift) - 1
+    blocks = blocks_of(xp, x, fine)
+    own = mx_exponent(xp, blocks, xp.amax(xp.abs(blocks), -1), layout.numbers)
+    # one entry a sub-block is to its block what an element is, in units of sub-blocks
+    size = layout.numbers.sub_block
+    extents = tuple(1 if b == 1 else -(-b // size) for b in layout.block)
+    grid = Layout(Numbers(element="mxint8"), fine.scale_shape, extents)
+    return xp.maximum(own, per_element(xp, s, grid) - most), per_element(xp, spoilt, grid)
+
+
+def _flushed(x: Array, layout: Layout, xp: Arrays) -> Array:
+    """float64; subnormals of float32 as 0 where the dialect has none."""
+    x = xp.f64(x)
+    if not layout.numbers.dialect_row.flushes:
+        return x
+    return xp.where(xp.abs(x) < 2.0**-126, xp.copysign(xp.zeros_like(x), x), x)
 
 
 def quantize(
@@ -116,6 +141,7 @@ def fake_quantize(
     """dequantize(quantize(x)) without the codes; in dialects that have none, the definition."""
     if params is None:
         params = choose_params(x, layout, tensor_format, tensor_scale, xp)
+    layout = layout.fine
     r = _on_grid(x, layout, params, seed, xp)
     y = _output(xp, _scaled(r, layout, params, xp), layout, tensor_format)
     if layout.numbers.dialect_row.nonfinite == "pass":
@@ -130,7 +156,7 @@ def _on_grid(x: Array, layout: Layout, params: Params, seed: int, xp: Arrays) ->
     """
     numbers = layout.numbers
     element, dialect = numbers.element_format, numbers.dialect_row
-    x = xp.f64(x)
+    x = _flushed(x, layout, xp)
     x = xp.where(xp.isnan(x), xp.zeros_like(x), x)
     if numbers.family == "mx":
         s = per_element(xp, params.scales, layout)
@@ -168,7 +194,7 @@ def limits(layout: Layout, params: Params, xp: Arrays) -> tuple[Array, Array]:
     element = numbers.element_format
     if numbers.quant_min is None or numbers.quant_max is None:
         top = xp.full((1,) * layout.rank, element.max, params.scales)
-        low = numbers.dialect_row.int_low * 2.0**-element.mantissa_bits
+        low = numbers.dialect_row.least_code(element) * 2.0**-element.mantissa_bits
         return (top * 0 + low if element.is_fixed else -top), top
     low = xp.full((1,) * layout.rank, numbers.quant_min, params.scales)
     high = xp.full((1,) * layout.rank, numbers.quant_max, params.scales)

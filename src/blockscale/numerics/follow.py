@@ -5,7 +5,7 @@ leave alone, its `Terms`, follows from the numbers:
 
 - scales that are given, or already stored, need every block after the move to lie in one block before;
 - scales that are *measured* need it to hold exactly the elements of that block (repeats are harmless);
-- the `mse` rule sums in order, so there they also keep their order and number;
+- the `mse` rule sums in order and sub-blocks are runs of elements, so there they also keep order and number;
 - a measured *tensor* scale needs every element of the tensor to stay.
 
 The block of a dimension never changes, but by reshape; and that of MX and NVFP4 not even there.
@@ -44,7 +44,7 @@ from blockscale.numerics.moves import (
 from blockscale.numerics.regroup import CannotFollow, regroup
 from blockscale.numerics.scheme import Numbers
 
-ORDER = "rule 'mse' sums in the order of elements, which changes within blocks"
+ORDER = "what is measured depends on the order of elements, which changes within blocks"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Terms:
         return Terms(
             codes=codes,
             whole=whole,
-            ordered=whole and numbers.rule == "mse",
+            ordered=whole and (numbers.rule == "mse" or numbers.sub_block > 0),
             all=not codes and numbers.dynamic and numbers.tensor_scale,
             fixed=numbers.family != "affine",
         )
@@ -125,16 +125,17 @@ def follow_same(move: Same, layout: Layout, terms: Terms) -> Moved:
 def follow_reshape(move: Reshape, layout: Layout, terms: Terms) -> Moved:
     target = move.shape(layout.shape)
     block = regroup(layout.shape, layout.block, target)
-    after = Layout(layout.numbers, target, block)
 
     def named(shape: Shape, block: Shape) -> list[int]:
         return [b for n, b in zip(shape, block, strict=True) if n != 1 and b != 1]
 
-    if terms.fixed and any(layout.block) and named(layout.shape, layout.block) != named(target, block):
+    sized = any(layout.block) or layout.numbers.sub_block > 0
+    if terms.fixed and sized and named(layout.shape, layout.block) != named(target, block):
         raise CannotFollow(
             f"blocks of {layout.block} on {layout.shape} would become blocks of {block} on {target}, "
             f"but {layout.numbers} has blocks of its own size along one axis"
         )
+    after = Layout(layout.numbers, target, block)
     scale = Reshape(after.scale_shape)
     scale.shapes(layout.scale_shape)
     inverse = Reshape(layout.scale_shape)

@@ -42,11 +42,15 @@ def follow_pad(move: Pad, layout: Layout, terms: Terms) -> Moved:
         end = before + n
         if b == 0:
             joins |= before + after > 0
+            if numbers.sub_block and n and before:
+                raise CannotFollow(f"{before} zeros in front move elements to other sub-blocks")
             widths.append((0, 0))
             continue
         if before % b and n and before // b != (end - 1) // b:
             raise CannotFollow(f"{before} zeros in front are not whole blocks of {b}")
         joins |= n > 0 and (before % b > 0 or (end % b > 0 and after > 0))
+        if terms.ordered and numbers.sub_block and n and before % b:
+            raise CannotFollow(f"{before} zeros in front move elements to other sub-blocks")
         front = before // b
         widths.append((front, -(-(end + after) // b) - -(-n // b) - front))
     if joins and terms.codes and numbers.family != "affine":

@@ -50,6 +50,11 @@ class Format:
     def is_fixed(self) -> bool:
         return self.kind == "fixed"
 
+    @property
+    def fraction_bits(self) -> int:
+        """Bits behind the leading one of the largest value: what the maximum of a block is rounded to."""
+        return self.mantissa_bits + (self.emax if self.is_fixed else 0)
+
     @cached_property
     def emin(self) -> int:
         """Exponent of the smallest normal number; the grid keeps its spacing below it."""
@@ -123,6 +128,15 @@ def _integer(bits: int, signed: bool) -> Format:
     )  # fmt: skip
 
 
+def _block_floating_point(width: int) -> Format:
+    """BFP-`width` as it is counted: 8 bits of the shared exponent, a sign, and the rest magnitude."""
+    most = (1 << width - 9) - 1
+    return Format(
+        f"bfp{width}", "fixed", width - 8, min_code=-most, max_code=most,
+        doc=f"block floating point, sign and {width - 9} bits; {-most - 1} is decoded, never produced",
+    )  # fmt: skip
+
+
 _ROWS = (
     Format("fp8_e4m3", "float", 8, 4, 3, 7, "nan", ml_dtype="float8_e4m3fn", doc="OCP FP8"),
     Format("fp8_e5m2", "float", 8, 5, 2, 15, "ieee", ml_dtype="float8_e5m2", doc="OCP FP8"),
@@ -133,6 +147,7 @@ _ROWS = (
         "mxint8", "fixed", 8, mantissa_bits=6, min_code=-127, max_code=127,
         doc="OCP MX INT8, step 1/64; -128 is decoded, never produced",
     ),
+    *(_block_floating_point(width) for width in range(10, 25)),
     *(_integer(bits, signed) for signed in (True, False) for bits in range(2, 17)),
     Format("e8m0", "exponent", 8, 8, bias=127, ml_dtype="float8_e8m0fnu", doc="OCP MX scale"),
     Format("f32", "float", 32, 8, 23, 127, "ieee", ml_dtype="float32", doc="scale, tensor"),
@@ -144,8 +159,10 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 MX_ELEMENTS = ("fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "mxint8")
 FLOAT_ELEMENTS = MX_ELEMENTS[:-1]
-INT_ELEMENTS = tuple(row.name for row in _ROWS if row.is_fixed and row.name != "mxint8")
-ELEMENTS = MX_ELEMENTS + INT_ELEMENTS
+BFP_ELEMENTS = tuple(row.name for row in _ROWS if row.name.startswith("bfp"))
+E8M0_ELEMENTS = MX_ELEMENTS + BFP_ELEMENTS  # that share a power of two
+INT_ELEMENTS = tuple(row.name for row in _ROWS if row.is_fixed and row.name not in E8M0_ELEMENTS)
+ELEMENTS = E8M0_ELEMENTS + INT_ELEMENTS
 TENSOR_FORMATS = ("f32", "bf16", "f16")
 SCALES = ("e8m0", "fp8_e4m3", *TENSOR_FORMATS)
 

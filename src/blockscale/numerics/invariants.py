@@ -49,9 +49,11 @@ def check_codes(layout: Layout, codes: Array) -> None:
         if used and bool(((codes[..., -1] if layout.shape else codes) >> used).any()):
             raise CodesError("codes", "bits set after the last code of a row", "padding bits of 0")
     low, high = layout.numbers.quant_min, layout.numbers.quant_max
-    if low is None or high is None:
+    if element.is_float:
         return
-    stored_range = (element.min_code, element.max_code)
+    if low is None or high is None:
+        low, high = -(1 << element.bits - 1), element.max_code
+    stored_range = (low, high) if layout.numbers.quant_min is None else (element.min_code, element.max_code)
     if (low, high) == stored_range and (element.bits <= 8 or element.bits == 16):
         return  # every stored pattern is a code in range
     if element.packed:

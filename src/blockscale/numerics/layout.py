@@ -51,6 +51,24 @@ class Layout:
         for b in self.block:
             if b < 0:
                 raise BlockError("block", self.block, "positive, or 0 for a whole dimension")
+        if self.numbers.sub_block:
+            self._check_sub_blocks(self.numbers.sub_block)
+
+    def _check_sub_blocks(self, size: int) -> None:
+        wide = [b for b in self.block if b != 1]
+        if len(wide) > 1 or any(b % size for b in wide):
+            raise BlockError(
+                "block", self.block,
+                f"along one dimension, and a multiple of the sub-blocks' {size} elements, for {self.numbers}",
+            )  # fmt: skip
+
+    @cached_property
+    def fine(self) -> Layout:
+        """The sub-blocks as blocks; without them the layout itself."""
+        size = self.numbers.sub_block
+        if not size:
+            return self
+        return Layout(self.numbers, self.shape, tuple(1 if b == 1 else size for b in self.block))
 
     @cached_property
     def scale_shape(self) -> tuple[int, ...]:

@@ -79,8 +79,11 @@ def core_numbers(numbers: Numbers) -> _core.Numbers:
         "rule": numbers.rule, "rounding": numbers.rounding, "nonfinite": row.nonfinite,
         "zero_point": numbers.zero_point, "quant_min": numbers.quant_min or 0,
         "quant_max": numbers.quant_max or 0, "saturates": row.saturates,
-        "reciprocal": row.reciprocal, "nearly_half": row.nearly_half, "has_codes": row.has_codes,
-        "least_scale": row.least_scale, "zero_scale": row.zero_scale, "int_low": row.int_low,
+        "reciprocal": row.reciprocal, "nearly_half": row.nearly_half,
+        "has_codes": not numbers.why_no_codes, "clamps": row.clamps, "flushes": row.flushes,
+        "least_scale": row.least_scale, "zero_scale": row.zero_scale,
+        "int_low": row.least_code(numbers.element_format),
+        "sub_block": numbers.sub_block, "sub_shift": numbers.sub_shift,
         "zero_of_zero": signs[0], "zero_of_underflow": signs[1], "zero_of_tiny": signs[2],
     }.items():  # fmt: skip
         setattr(result, name, value)
@@ -193,7 +196,9 @@ def dequantize(
 
 
 def check_codes_exist(numbers: Numbers) -> None:
-    if not numbers.dialect_row.has_codes:
+    if numbers.sub_block:
+        raise CombinationError(f"{numbers.why_no_codes}: use fake_quantize, or {numbers.element!r}")
+    if numbers.why_no_codes:
         raise CombinationError(
             f"dialect {numbers.dialect!r} only fake-quantizes: it has no codes to store; "
             "use fake_quantize, or dialect='ocp'"
@@ -263,7 +268,7 @@ def _check_writeable(out: Any, layout: Layout, dtypes: Collection[np.dtype[Any]]
         raise OutError("out", given, f"of shape {layout.shape}, {allowed}")
     if not out.flags.writeable:
         raise OutError("out", "read-only", "writeable")
-    if any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(s == 0 and n > 1 for s, n in zip(out.strides, out.shape, strict=True)):
         raise OutError("out", "a broadcast array", "one with memory for every element")
 
 

@@ -30,8 +30,8 @@ def lost(numbers: Numbers, stored: native.Stored, tensor_format: str, made: bool
     """
     if numbers.rounding == "stochastic":
         return "stochastic rounding draws anew"
-    if not numbers.dialect_row.has_codes:
-        return f"dialect {numbers.dialect!r} has no codes"
+    if numbers.why_no_codes:
+        return numbers.why_no_codes
     scales, zeros = _pairs(stored, made)
     t = None if stored.tensor_scale is None else float(stored.tensor_scale)
     return _tried(
@@ -70,7 +70,8 @@ def _codes(numbers: Numbers, made: bool) -> Array:
         low = element.min_code if low is None else low
         high = element.max_code if high is None else high
         return np.arange(low, high + 1)
-    bits = element.bits if element.packed else 8 * element.storage_dtype.itemsize
+    ranged = numbers.quant_min is not None
+    bits = 8 * element.storage_dtype.itemsize if ranged and not element.packed else element.bits
     least = -(1 << bits - 1) if element.signed else 0
     return np.arange(least, least + (1 << bits))
 

@@ -18,7 +18,7 @@ def mx_exponent(xp: Arrays, blocks: Array, amax: Array, numbers: Numbers) -> Arr
     """Scale exponent s of each block with finite amax, by the rule of `numbers`, then clamped."""
     element = numbers.element_format
     low, high = -127, 127
-    if numbers.dialect_row.nonfinite == "pass":  # E is at least -127, and s is not a byte
+    if not numbers.dialect_row.clamps:  # E is at least -127, and s is not a byte
         low = -127 - element.emax
         amax = xp.maximum(amax, amax * 0 + 2.0**-127)
     mantissa, exponent = xp.frexp(amax)
@@ -27,7 +27,7 @@ def mx_exponent(xp: Arrays, blocks: Array, amax: Array, numbers: Numbers) -> Arr
     if numbers.rule == "ceil":
         floor = floor + (fraction > 1)
     elif numbers.rule == "even":
-        floor = floor + (fraction >= 2 - 2.0 ** -(element.mantissa_bits + 1))
+        floor = floor + _rounds_up(xp, blocks, amax, numbers)
     elif numbers.rule == "rceil":
         floor = floor + (fraction > element.max * 2.0**-element.emax)
     s = xp.minimum(xp.maximum(floor, xp.zeros_like(floor) + low), xp.zeros_like(floor) + high)
@@ -35,6 +35,17 @@ def mx_exponent(xp: Arrays, blocks: Array, amax: Array, numbers: Numbers) -> Arr
     if numbers.rule == "mse":
         s = _least_error(xp, blocks, s, numbers)
     return s
+
+
+def _rounds_up(xp: Arrays, blocks: Array, amax: Array, numbers: Numbers) -> Array:
+    """Whether the maximum, rounded half up to the bits of an element, is the next power of two.
+
+    Where codes go down to -2^(bits-1), a negative maximum that is rounded so far has a code all the same.
+    """
+    element = numbers.element_format
+    whole = element.name in numbers.dialect_row.full_range
+    peak = xp.amax(blocks, -1) if whole else amax
+    return xp.ldexp(peak, -xp.frexp(amax)[1]) >= 1 - 2.0 ** -(element.fraction_bits + 2)
 
 
 def _least_error(xp: Arrays, blocks: Array, floor: Array, numbers: Numbers) -> Array:

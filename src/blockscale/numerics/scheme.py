@@ -26,7 +26,15 @@ from blockscale.numerics.dialects import (
     Dialect,
     dialect_named,
 )
-from blockscale.numerics.formats import ELEMENTS, INT_ELEMENTS, MX_ELEMENTS, SCALES, Format, format_named
+from blockscale.numerics.formats import (
+    BFP_ELEMENTS,
+    E8M0_ELEMENTS,
+    ELEMENTS,
+    INT_ELEMENTS,
+    SCALES,
+    Format,
+    format_named,
+)
 
 Family = Literal["mx", "affine", "tensor_scaled"]
 
@@ -43,6 +51,9 @@ class Numbers:
 
     Fields left None (rule, rounding, quant_min, quant_max) are filled in when made, so that two
     spellings of one meaning are equal.
+
+    sub_block, sub_shift: each run of `sub_block` elements of a block has a scale that is smaller than the
+    block's by up to 2^sub_shift - 1 powers of two (MX9, MX6, MX4); 0 is none.
     """
 
     element: str
@@ -55,25 +66,40 @@ class Numbers:
     rounding: str | None = None
     dialect: str = "ocp"
     dynamic: bool = True
+    sub_block: int = 0
+    sub_shift: int = 0
 
     def __post_init__(self) -> None:
         element = format_named(self.element, "element", ELEMENTS)
         format_named(self.scale, "scale", SCALES)
-        dialect = dialect_named(self.dialect)
+        dialect = self._checked_dialect()
         self._fill(element, dialect)
         self._check_family(element)
         self._check_range(element)
         dialect.check(self.element, self.family, str(self.rule), str(self.rounding))
 
+    def _checked_dialect(self) -> Dialect:
+        row = dialect_named(self.dialect)
+        for name, value, most in (("sub_block", self.sub_block, 1 << 16), ("sub_shift", self.sub_shift, 8)):
+            if not _is_int(value) or not 0 <= value <= most:
+                raise ArgumentError(name, value, f"an integer from 0 to {most}")
+        if self.sub_shift and not self.sub_block:
+            raise CombinationError(f"sub_shift = {self.sub_shift} without sub_block: sub-blocks of how many?")
+        if self.sub_block and row.sub_blocked is None:
+            raise CombinationError(
+                f"dialect {self.dialect!r} has no sub-blocks (sub_block = {self.sub_block})"
+            )
+        return self.dialect_row
+
     def _fill(self, element: Format, dialect: Dialect) -> None:
         defaults: dict[str, Any] = {"rounding": dialect.default_rounding}
         if self.family == "mx":
-            defaults["rule"] = "floor"
+            defaults["rule"] = dialect.default_rule
         elif self.family == "tensor_scaled":
             defaults["rule"] = "amax"
         else:
             defaults["rule"] = "asymmetric" if self.zero_point else "symmetric"
-        if element.is_fixed and element.name != "mxint8":
+        if element.name in INT_ELEMENTS:
             defaults |= {"quant_min": element.min_code, "quant_max": element.max_code}
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -89,13 +115,15 @@ class Numbers:
                 f"rule {self.rule!r} with {self.element} × {self.scale}: rules of this kind of "
                 f"scale are {', '.join(_RULES_OF[self.family])}"
             )
-        if self.family == "mx" and self.element not in MX_ELEMENTS:
+        if self.family == "mx" and self.element not in E8M0_ELEMENTS:
             raise CombinationError(
-                f"element {self.element!r} with scale 'e8m0': elements of MX are "
-                f"{', '.join(MX_ELEMENTS)}; give an integer a scale of f32, bf16 or f16"
+                f"element {self.element!r} with scale 'e8m0': elements of MX and BFP are "
+                f"{', '.join(E8M0_ELEMENTS)}; give an integer a scale of f32, bf16 or f16"
             )
-        if self.family == "affine" and self.element == "mxint8":
-            raise CombinationError("element 'mxint8' takes scale 'e8m0'; use int8 with a float scale")
+        if self.family == "affine" and element.is_fixed and self.element not in INT_ELEMENTS:
+            raise CombinationError(
+                f"element {self.element!r} takes scale 'e8m0'; use int{element.bits} with a float scale"
+            )
         if (self.scale == "fp8_e4m3") != self.tensor_scale:
             raise CombinationError(
                 f"scale {self.scale!r} with tensor_scale = {self.tensor_scale}: a scale of "
@@ -108,7 +136,7 @@ class Numbers:
 
     def _check_range(self, element: Format) -> None:
         low, high = self.quant_min, self.quant_max
-        if not element.is_fixed or element.name == "mxint8":
+        if element.name not in INT_ELEMENTS:
             if low is not None or high is not None:
                 raise CombinationError(f"element {self.element!r} has no quant_min or quant_max")
             return
@@ -144,7 +172,15 @@ class Numbers:
 
     @cached_property
     def dialect_row(self) -> Dialect:
-        return dialect_named(self.dialect)
+        row = dialect_named(self.dialect)
+        return row.sub_blocked if self.sub_block and row.sub_blocked is not None else row
+
+    @property
+    def why_no_codes(self) -> str:
+        """Why there is nothing to store, only a fake-quantize; empty if there is."""
+        if self.sub_block:
+            return f"{self} has sub-blocks, and their shifts no stored form"
+        return "" if self.dialect_row.has_codes else f"dialect {self.dialect!r} has no codes"
 
     def __str__(self) -> str:
         """Shortest spelling, `base,key=value,…`; `numbers_named` reads it back."""
@@ -153,6 +189,8 @@ class Numbers:
     @cached_property
     def _spelling(self) -> str:
         base = _BASE_OF.get((self.element, self.scale), self.element)
+        if self.sub_block:
+            base = _SUB_BLOCKED_BASE.get((self.element, self.sub_block, self.sub_shift), base)
         defaults = {field.name: field.default for field in fields(Numbers)} | BASES[base]
         own = {name: value for name, value in self._settings() if value != defaults[name]}
         plain = {name: value for name, value in own.items() if defaults[name] is not None}
@@ -238,24 +276,31 @@ _MX = {"mxfp8": "fp8_e4m3", "mxfp8_e4m3": "fp8_e4m3", "mxfp8_e5m2": "fp8_e5m2",
        "mxfp6": "fp6_e2m3", "mxfp6_e2m3": "fp6_e2m3", "mxfp6_e3m2": "fp6_e3m2",
        "mxfp4": "fp4_e2m1", "mxint8": "mxint8"}  # fmt: skip
 
+# MX with shared microexponents, by the bits an element takes on average.
+_SUB_BLOCKED = {"mx9": "bfp16", "mx6": "bfp13", "mx4": "bfp11"}
+
 # What a base name means, as arguments of Numbers.
 BASES: dict[str, dict[str, Any]] = {
     **{name: {"element": element} for name, element in _MX.items()},
+    **{name: {"element": name} for name in BFP_ELEMENTS},
+    **{name: {"element": element, "sub_block": 2, "sub_shift": 1} for name, element in _SUB_BLOCKED.items()},
     "nvfp4": {"element": "fp4_e2m1", "scale": "fp8_e4m3", "tensor_scale": True},
     **{
         name: {"element": name, "scale": "f32", "zero_point": not format_named(name).signed}
         for name in ELEMENTS
-        if name != "mxint8"
+        if name not in ("mxint8", *BFP_ELEMENTS)
     },
 }
 _BASE_OF: dict[tuple[str, str], str] = {
     **{(element, "e8m0"): name for name, element in reversed(_MX.items())},
     ("fp4_e2m1", "fp8_e4m3"): "nvfp4",
 }
+_SUB_BLOCKED_BASE = {(element, 2, 1): name for name, element in _SUB_BLOCKED.items()}
 
 # What recipes, the command line and the docs list; `scheme_named` takes more (see its docstring).
 PRESETS = (
     "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxint8", "nvfp4",
+    "bfp16", "mx9", "mx6", "mx4",
     "int8", "int8-channel", "int8-token", "int4-g32", "int4-g64", "int4-g128", "uint8", "uint4-g32",
 )  # fmt: skip
 
@@ -263,9 +308,9 @@ _PLACE = re.compile(r"^(?P<base>[a-z0-9_]+?)(?:-(?P<place>tensor|channel|token|g
 
 
 def _unknown_format(name: str) -> UnknownNameError:
-    bases = (base for base in BASES if base not in PRESETS and base not in INT_ELEMENTS)
+    bases = (base for base in BASES if base not in (*PRESETS, *INT_ELEMENTS, *BFP_ELEMENTS))
     also = (
-        "; every intN and uintN of 2 to 16 bits; "
+        "; every intN and uintN of 2 to 16 bits, every bfpN of 10 to 24; "
         "and these and fp8, fp6, fp4 with -channel, -token or -g<size>"
     )
     return UnknownNameError("format", name, (*PRESETS, *bases), also)
@@ -299,7 +344,7 @@ def _read(key: str, value: str) -> object:
         if value not in ("true", "false"):
             raise UnknownNameError(key, value, ("true", "false"))
         return value == "true"
-    if key in ("quant_min", "quant_max"):
+    if key in ("quant_min", "quant_max", "sub_block", "sub_shift"):
         if not _INTEGER.fullmatch(value):
             raise ArgumentError(key, value, "an integer")
         return int(value)
@@ -323,7 +368,7 @@ def scheme_named(text: str) -> Scheme:
     if numbers.family != "affine":
         if match["place"] and not match["group"]:
             raise CombinationError(f"{head!r}: {base} is blocked along an axis; write {base!r}")
-        place = {"axis": -1, "block": int(match["group"] or 32 - 16 * numbers.tensor_scale)}
+        place = {"axis": -1, "block": int(match["group"] or _usual_block(numbers))}
     elif match["group"]:
         place = {"axis": -1, "block": int(match["group"])}
     else:
@@ -339,6 +384,12 @@ def scheme_named(text: str) -> Scheme:
     return Scheme(**asdict(numbers), **place)
 
 
+def _usual_block(numbers: Numbers) -> int:
+    if numbers.tensor_scale or numbers.sub_block:
+        return 16
+    return 8 if numbers.element in BFP_ELEMENTS else 32
+
+
 def refined(
     scheme: Scheme,
     *,
@@ -348,7 +399,7 @@ def refined(
     rounding: str | None = None,
     dialect: str | None = None,
 ) -> Scheme:
-    """`scheme` with the given fields replaced; a dialect brings its own default rounding."""
+    """`scheme` with the given fields replaced; a dialect brings its own default rounding and default rule."""
     if axis is not None and not scheme.axes:
         raise AxisError("axis", axis, "none: this scheme is per tensor; name one such as 'int8-channel'")
     if block is not None and not scheme.axes:
@@ -366,6 +417,8 @@ def refined(
         changes["rule"] = rule
     if dialect is not None and dialect != scheme.dialect:
         changes |= {"dialect": dialect, "rounding": None}
+        if rule is None and scheme.family == "mx" and scheme.rule == scheme.dialect_row.default_rule:
+            changes["rule"] = None
     if rounding is not None:
         changes["rounding"] = rounding
     return replace(scheme, **changes) if changes else scheme

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from blockscale.numerics.formats import FORMATS, INT_ELEMENTS, Format
+from blockscale.numerics.formats import BFP_ELEMENTS, FORMATS, INT_ELEMENTS, Format
 from blockscale.numerics.scheme import PRESETS, Scheme, scheme_named
 
 SPECIALS = {"none": "–", "nan": "NaN", "ieee": "NaN, Inf"}
 FORMAT_HEAD = ["name", "kind", "bits", "E, M", "bias", "largest", "smallest > 0", "NaN, Inf", "is"]
 PRESET_HEAD = ["preset", "element", "scale", "one scale for", "zero point", "rule", "rounding"]
 
+# Formats of many widths, which the short tables have in one row: bits, and what they are.
+_WIDTHS = {
+    "bfpN": (BFP_ELEMENTS, "N - 8", "block floating point, N = 10 to 24: a sign and N - 9 bits"),
+    "intN, uintN": (INT_ELEMENTS, "N", "affine integers, N = 2 to 16"),
+}
+
 
 def format_rows(every: bool = True) -> list[list[str]]:
-    """One row a format; if not `every`, the affine integers in a single row."""
+    """One row a format; if not `every`, a single one for those of many widths."""
+    if every:
+        return [_format_row(one) for one in FORMATS.values()]
+    firsts = {names[0]: name for name, (names, _, _) in _WIDTHS.items()}
+    others = {one for names, _, _ in _WIDTHS.values() for one in names[1:]}
     rows = []
     for one in FORMATS.values():
-        if every or one.name not in INT_ELEMENTS:
+        if one.name in firsts:
+            name = firsts[one.name]
+            _, bits, doc = _WIDTHS[name]
+            rows.append([name, one.kind, bits, "–", "–", "by N", "1", "–", doc])
+        elif one.name not in others:
             rows.append(_format_row(one))
-        elif one.name == INT_ELEMENTS[0]:
-            bits = [FORMATS[name].bits for name in INT_ELEMENTS]
-            rows.append(
-                ["intN, uintN", one.kind, "N", "–", "–", "by N", "1", "–",
-                 f"affine integers, N = {min(bits)} to {max(bits)}"]
-            )  # fmt: skip
     return rows
 
 
@@ -49,4 +57,5 @@ def extent(scheme: Scheme) -> str:
         return "the tensor"
     if scheme.others == 0:
         return f"an index of axis {scheme.axes[0]}"
-    return f"{scheme.blocks[0] or 'all'} along axis {scheme.axes[0]}"
+    runs = f", sub-blocks of {scheme.sub_block}" if scheme.sub_block else ""
+    return f"{scheme.blocks[0] or 'all'} along axis {scheme.axes[0]}{runs}"

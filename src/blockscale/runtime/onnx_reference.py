@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
 from os import PathLike, fspath
 from typing import Any
 
@@ -23,17 +22,15 @@ from onnx.reference.ops._quant_utils import reshape_input
 from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
 from blockscale.errors import (
-    ArgumentError,
     BlockscaleError,
     DtypeError,
     FileError,
     GraphError,
 )
-from blockscale.graph.onnx_quantizers import quark_block, quark_numbers
-from blockscale.numerics import native
 from blockscale.numerics.arrays import Array
 from blockscale.runtime.onnx_inputs import Takes
-from blockscale.runtime.onnx_ours import OURS, layout_of
+from blockscale.runtime.onnx_ours import OURS
+from blockscale.runtime.onnx_quark import QUARK
 
 Model = str | PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -143,33 +140,6 @@ def _in_order(run: Callable[..., Sequence[Any]]) -> Callable[..., tuple[Any, ...
     return ordered
 
 
-# ------------------------------------------------------------------------------------------ AMD Quark's
-
-
-class MXQuantizeDequantize(OpRun):
-    op_domain = "com.amd.quark"
-
-    def _run(
-        self, x: Array, element_dtype: str = "int8", axis: int = 1, block_size: int = 32,
-        rounding_mode: int = 0, **others: Any,
-    ) -> tuple[Array]:  # fmt: skip
-        numbers = quark_numbers(element_dtype, rounding_mode)
-        block = quark_block(x.ndim, axis, block_size)
-        if isinstance(numbers, str) or isinstance(block, str):
-            raise ArgumentError(
-                "MXQuantizeDequantize",
-                numbers if isinstance(numbers, str) else block,
-                "as AMD Quark writes them",
-            )
-        if prod(x.shape) == 1:  # it leaves one alone
-            return (x,)
-        return (native.fake_quantize(x, layout_of(numbers, x.shape, block)),)
-
-
-class MXFixNeuron(MXQuantizeDequantize):
-    op_domain = "com.vai.quantize"
-
-
 # ------------------------------------------------------------------------------------------ standard
 
 
@@ -251,6 +221,6 @@ def _of_microsoft(operator: type[OpRun]) -> type[OpRun]:
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
-    *OURS, MXQuantizeDequantize, MXFixNeuron,
+    *OURS, *QUARK,
     Gelu, Loop, QuantizeLinear, DequantizeLinear, _of_microsoft(QuantizeLinear), _of_microsoft(DequantizeLinear),
 )  # fmt: skip

@@ -176,8 +176,8 @@ def checked_presence(
         if given is not None and given.device != device:
             raise ArgumentError(f"{name}.device", str(given.device), f"{device}, as the other tensors")
     if scale is not None:
-        if not numbers.dialect_row.has_codes:
-            raise CombinationError(f"dialect {numbers.dialect!r} has no stored scales: none can be given")
+        if numbers.why_no_codes:
+            raise CombinationError(f"{numbers.why_no_codes}, so none of its scales can be given")
         if zero_point is None and numbers.zero_point:
             raise ScaleError("zero_point", None, f"given with the scale, for {numbers}")
         if tensor_scale is None and numbers.tensor_scale:
