@@ -20,7 +20,7 @@ from forms.one_node import TYPES, layout_of, model, on_onnxruntime, patterns, sa
 NAMES = (
     "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "nvfp4", "mxfp4,rule=ceil",
     "mxfp8,rule=rceil", "mxint8,rule=even", "int8", "uint8", "int4", "uint4", "int5", "int8,rule=no_clip",
-    "uint8,rule=symmetric", "int8,quant_min=-127",
+    "uint8,rule=symmetric", "int8,quant_min=-127", "bfp16", "bfp13", "bfp20",
 )  # fmt: skip
 SHAPES = (
     ((4, 64), (1, 32)), ((5, 70), (1, 32)), ((70, 3), (32, 1)), ((2, 3, 40), (0, 0, 0)), ((2, 6), (0, 1)),
@@ -126,6 +126,7 @@ def test_bytes() -> None:
         ("mxfp4,rounding=half_away", (1, 32), "rounds half to even, not half_away"),
         ("mxfp4,dialect=quark", (1, 32), "arithmetic of dialect 'quark'"),
         ("mxint8,rule=mse", (1, 32), "squares"),
+        ("mx9", (1, 16), "no sub-blocks"),
         ("mxfp4", (2, 32), "blocks along one axis only"),
     ],
 )

@@ -23,10 +23,24 @@ from forms.one_node import TYPES, layout_of, model, on_onnxruntime, patterns, sa
 MX = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
 ROUNDINGS = ("half_even", "half_away", "half_up", "toward_zero")
 DIALECTS = (
-    *(f"{name},dialect=quark" for name in MX), "mxint8,rounding=half_up,dialect=quark",
-    "mxint8,rounding=half_away,dialect=quark", *(f"{name},dialect=microxcaling" for name in MX),
-    "mxfp4,rounding=half_even,dialect=microxcaling", "mxint8,rounding=toward_zero,dialect=microxcaling",
-    "mxfp4,dialect=ggml", "int8,dialect=torchao",
+    *(f"{name},dialect=quark" for name in MX),
+    "mxint8,rounding=half_up,dialect=quark",
+    "mxint8,rounding=half_away,dialect=quark",
+    *(f"{name},dialect=microxcaling" for name in MX),
+    "mxfp4,rounding=half_even,dialect=microxcaling",
+    "mxint8,rounding=toward_zero,dialect=microxcaling",
+    "mxfp4,dialect=ggml",
+    "int8,dialect=torchao",
+    "bfp16,dialect=quark",
+    "bfp13,rounding=half_up,dialect=quark",
+    "bfp16,dialect=quark_compiler",
+    "bfp16,rounding=half_away,dialect=quark_compiler",
+    "mx9,dialect=quark",
+    "mx6,rounding=half_up,dialect=quark",
+    "mx4,rounding=half_away,dialect=quark",
+)
+BLOCK_FLOATS = (
+    "bfp16", "bfp11", "bfp20", "bfp16,rule=even", "bfp13,rule=rceil,rounding=half_away", "mx9", "mx6", "mx4",
 )  # fmt: skip
 AFFINE = (
     "int8", "int8,rule=no_clip", "uint8", "uint8,rule=symmetric", "int4", "uint4", "int3", "int16", "int5", "uint7",
@@ -56,9 +70,11 @@ def fake_quantized(x: Any, numbers: Numbers, block: tuple[int, ...], kind: str, 
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", [*MX, *DIALECTS, *AFFINE, "nvfp4"])
+@pytest.mark.parametrize("name", [*MX, *DIALECTS, *AFFINE, *BLOCK_FLOATS, "nvfp4"])
 def test_fake_quantize(name: str, kind: str) -> None:
     for seed, (shape, block) in enumerate(SHAPES):
+        if numbers_named(name).sub_block and any(b % 2 for b in block if b != 1):
+            continue
         fake_quantized(patterns(shape, kind, seed), numbers_named(name), block, kind)
 
 
@@ -95,7 +111,7 @@ def test_the_reference_evaluator_agrees(name: str) -> None:
         same(np.asarray(found), native.fake_quantize(x, layout_of(numbers_named(name), shape, block)))
 
 
-@pytest.mark.parametrize("name", [*MX, *AFFINE, "nvfp4", "mxfp4,rule=ceil"])
+@pytest.mark.parametrize("name", [*MX, *AFFINE, "nvfp4", "mxfp4,rule=ceil", "bfp16", "bfp11", "bfp20"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_codes_there_and_back(name: str, kind: str) -> None:
     numbers = numbers_named(name)

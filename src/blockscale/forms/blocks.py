@@ -34,6 +34,12 @@ class Blocks:
         pairs = zip(self.block, self.even, strict=True)
         return Blocks((0,) * len(self.block), tuple(even and b == 0 for b, even in pairs))
 
+    def fine(self, sub_block: int) -> Blocks:
+        """Of sub-blocks; themselves where there are none."""
+        if not sub_block:
+            return self
+        return Blocks(tuple(1 if b == 1 else sub_block for b in self.block), (False,) * len(self.block))
+
 
 def reduced(b: Body, op_type: str, x: ir.Value, blocks: Blocks) -> ir.Value:
     """ReduceMax or ReduceMin over each block: of the shape that scales have."""

@@ -21,6 +21,8 @@ def why_not(numbers: Numbers) -> str:
         return f"QuantizeLinear has not the arithmetic of dialect {numbers.dialect!r}"
     if numbers.rounding != "half_even":
         return f"QuantizeLinear rounds half to even, not {numbers.rounding}"
+    if numbers.sub_block:
+        return "QuantizeLinear has no sub-blocks"
     if numbers.rule == "mse":
         return "its rule adds up float64 squares in order, and standard operators add up in any"
     return ""
@@ -50,7 +52,7 @@ def _limited(b: Body, x: ir.Value, step: ir.Value, found: Chosen, spec: Spec) ->
     """What lies beyond the range of the element is put on its ends: the type has more codes."""
     numbers = spec.numbers
     element = numbers.element_format
-    least = numbers.quant_min if numbers.quant_min is not None else numbers.dialect_row.int_low
+    least = numbers.quant_min if numbers.quant_min is not None else numbers.dialect_row.least_code(element)
     most = numbers.quant_max if numbers.quant_max is not None else element.max_code
     low, high = b.f32(least), b.f32(most)
     if found.zero_point is not None:

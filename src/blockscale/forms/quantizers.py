@@ -103,11 +103,11 @@ def parameters(b: Body, spec: Spec, x: ir.Value) -> Chosen:
 
 def _on_grid(b: Body, spec: Spec, x: ir.Value, found: Chosen) -> tuple[ir.Value, ir.Value]:
     """x / scale, rounded and saturated, relative to the zero point; and the scale of each element."""
-    numbers, row = spec.numbers, spec.numbers.dialect_row
-    scale = spread(b, found.effective, x, spec.blocks)
+    numbers, row, blocks = spec.numbers, spec.numbers.dialect_row, spec.blocks.fine(spec.numbers.sub_block)
+    scale = spread(b, found.effective, x, blocks)
     x = b.where(b("IsNaN", x), b.f32(0), x)
     if row.reciprocal and numbers.family == "affine":
-        inverse = spread(b, b("Reciprocal", found.effective), x, spec.blocks)
+        inverse = spread(b, b("Reciprocal", found.effective), x, blocks)
         v = b("Mul", x, inverse)
     elif numbers.family == "tensor_scaled":  # a scale of 0 is that of a block of zeros
         zero = b("Equal", scale, b.f32(0))
@@ -116,9 +116,7 @@ def _on_grid(b: Body, spec: Spec, x: ir.Value, found: Chosen) -> tuple[ir.Value,
     else:
         v = b("Div", x, scale)
     low, high = _limits(b, numbers, found)
-    low, high = (
-        spread(b, one, x, spec.blocks) if found.zero_point is not None else one for one in (low, high)
-    )
+    low, high = (spread(b, one, x, blocks) if found.zero_point is not None else one for one in (low, high))
     v = b("Min", b("Max", v, low), high)
     r = grid.rounded(b, v, numbers.element_format, str(numbers.rounding), row.nearly_half)
     return grid.with_signs(b, r, v, x, numbers), scale
@@ -128,9 +126,9 @@ def _limits(b: Body, numbers: Numbers, found: Chosen) -> tuple[ir.Value, ir.Valu
     """Least and greatest value on the grid, relative to the zero point."""
     element = numbers.element_format
     if numbers.quant_min is None or numbers.quant_max is None:
-        least = (
-            numbers.dialect_row.int_low * 2.0**-element.mantissa_bits if element.is_fixed else -element.max
-        )
+        least = -element.max
+        if element.is_fixed:
+            least = numbers.dialect_row.least_code(element) * 2.0**-element.mantissa_bits
         return b.f32(least), b.f32(element.max)
     low, high = b.f32(numbers.quant_min), b.f32(numbers.quant_max)
     if found.zero_point is None:
@@ -139,7 +137,12 @@ def _limits(b: Body, numbers: Numbers, found: Chosen) -> tuple[ir.Value, ir.Valu
 
 
 def wide(b: Body, spec: Spec) -> ir.Value:
-    return b["x"] if spec.dtype == ir.DataType.FLOAT else b.cast(b["x"], ir.DataType.FLOAT)
+    """float32, subnormal numbers as 0 where the dialect has none."""
+    x = b["x"] if spec.dtype == ir.DataType.FLOAT else b.cast(b["x"], ir.DataType.FLOAT)
+    if not spec.numbers.dialect_row.flushes:
+        return x
+    usual = b("Not", b("Less", b("Abs", x), b.f32(2.0**-126)))
+    return b.where(usual, x, b("Mul", x, b.f32(0)))
 
 
 def narrowed(b: Body, spec: Spec, y: ir.Value, finite: ir.Value | None = None) -> ir.Value:

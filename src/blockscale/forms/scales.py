@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from blockscale.forms.blocks import Blocks, reduced
+from blockscale.forms.blocks import Blocks, reduced, spread
 from blockscale.forms.body import Body
 from blockscale.forms.grid import codes, power_below, rounded
 from blockscale.numerics.scales import E8M0_NAN, epsilon
@@ -59,8 +59,10 @@ def chosen(
     if given.spoils is not None:
         marks = b.where(given.spoils, b.f32(1), b.f32(0))
         spoilt = b("Greater", reduced(b, "ReduceMax", marks, blocks), b.f32(0))
+    if numbers.family == "mx" and numbers.sub_block:
+        return _sub_blocked(b, given, amax, spoilt, blocks, numbers)
     if numbers.family == "mx":
-        return _mx(b, amax, spoilt, numbers)
+        return _mx(b, given, amax, spoilt, blocks, numbers)
     return _tensor_scaled(b, given, amax, spoilt, blocks, numbers, tensor_scale)
 
 
@@ -68,21 +70,20 @@ def _spoilt(b: Body, spoilt: ir.Value | None, value: ir.Value, otherwise: ir.Val
     return otherwise if spoilt is None else b.where(spoilt, value, otherwise)
 
 
-def _mx(b: Body, amax: ir.Value, spoilt: ir.Value | None, numbers: Numbers) -> Chosen:
+def _mx(
+    b: Body, given: Values, amax: ir.Value, spoilt: ir.Value | None, blocks: Blocks, numbers: Numbers
+) -> Chosen:
     """The greatest power of two with amax ≥ 2^s · 2^emax, then the next one where the rule says so."""
     element = numbers.element_format
-    top = 2.0**element.emax
-    low = -127
-    if numbers.dialect_row.nonfinite == "pass":  # E is at least -127, and s is not a byte
-        low -= element.emax
-        amax = b("Max", amax, b.f32(2.0**-127))
-    scale, index = power_below(b, amax, low, 127, top)
-    up = None
-    bound = b("Mul", scale, b.f32(top))
+    scale, index, bound = _floor(b, amax, numbers)
+    top, up = 2.0**element.emax, None
     if numbers.rule == "ceil":
         up = b("Greater", amax, bound)
     elif numbers.rule == "even":
-        up = b("GreaterOrEqual", amax, b("Mul", bound, b.f32(2 - 2.0 ** -(element.mantissa_bits + 1))))
+        # Where codes go down to -2^(bits-1), what is rounded up so far below 0 has one all the same.
+        whole = element.name in numbers.dialect_row.full_range
+        peak = reduced(b, "ReduceMax", given.kept, blocks) if whole else amax
+        up = b("GreaterOrEqual", peak, b("Mul", bound, b.f32(2 - 2.0 ** -(element.fraction_bits + 1))))
     elif numbers.rule == "rceil":
         up = b("Greater", amax, b("Mul", bound, b.f32(element.max / top)))
     if up is not None:
@@ -92,6 +93,34 @@ def _mx(b: Body, amax: ir.Value, spoilt: ir.Value | None, numbers: Numbers) -> C
     effective = _spoilt(b, spoilt, b.f32(float("nan")), scale)
     byte = _spoilt(b, spoilt, b.f32(E8M0_NAN), index)
     return Chosen(effective, b.cast(byte, ir.DataType.INT32))
+
+
+def _floor(b: Body, amax: ir.Value, numbers: Numbers) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """2^s by rule `floor`, s above the least one, and 2^s · 2^emax."""
+    element = numbers.element_format
+    low = -127
+    if not numbers.dialect_row.clamps:  # E is at least -127, and s is not a byte
+        low -= element.emax
+        amax = b("Max", amax, b.f32(2.0**-127))
+    scale, index = power_below(b, amax, low, 127, 2.0**element.emax)
+    return scale, index, b("Mul", scale, b.f32(2.0**element.emax))
+
+
+def _sub_blocked(
+    b: Body, given: Values, amax: ir.Value, spoilt: ir.Value | None, blocks: Blocks, numbers: Numbers
+) -> Chosen:
+    """Each sub-block has its own scale, if that is not too far below the block's. There is no stored form."""
+    fine = blocks.fine(numbers.sub_block)
+    own, _, _ = _floor(b, reduced(b, "ReduceMax", b("Abs", given.kept), fine), numbers)
+    coarse = Blocks(
+        tuple(1 if size == 1 else -(-size // numbers.sub_block) for size in blocks.block), fine.even
+    )
+    scale = _spoilt(b, spoilt, b.f32(float("nan")), _floor(b, amax, numbers)[0])
+    scale = spread(b, scale, own, coarse)
+    least = b("Mul", scale, b.f32(2.0 ** -((1 << numbers.sub_shift) - 1)))
+    larger = b.where(b("Greater", own, least), own, least)  # of a NaN block: NaN
+    effective = b.where(b("IsNaN", scale), scale, larger)
+    return Chosen(effective, b.cast(larger, ir.DataType.INT32))
 
 
 def _tensor_scaled(

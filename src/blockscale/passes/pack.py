@@ -7,6 +7,7 @@ weight stays float.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from blockscale.graph.quant import layout_of, lost_in_codes, quant_of
 from blockscale.graph.quantizers import our_dequantize
 from blockscale.graph.view import Meta, Node, Value
 from blockscale.numerics import native
+from blockscale.numerics.arrays import NUMPY
+from blockscale.numerics.blocking import per_element
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers
 from blockscale.passes.log import Log
@@ -55,11 +58,27 @@ def _codes(x: Any, layout: Layout) -> tuple[Layout, Any, native.Stored] | None:
         numbers = replace(layout.numbers, dialect="ocp", rounding="half_even", rule="floor")
     except BlockscaleError:
         return None
+    if numbers.why_no_codes:
+        return None
     twin = Layout(numbers, layout.shape, layout.block)
     values = native.fake_quantize(x, layout)
-    codes, stored = native.quantize(values, twin)
-    back = native.dequantize(codes, twin, stored, _FORMATS[values.dtype.name])
-    return (twin, codes, stored) if back.tobytes() == values.tobytes() else None
+    for codes, stored in _candidates(x, values, twin):
+        back = native.dequantize(codes, twin, stored, _FORMATS[values.dtype.name])
+        if back.tobytes() == values.tobytes():
+            return twin, codes, stored
+    return None
+
+
+def _candidates(x: Any, values: Any, twin: Layout) -> Iterator[tuple[Any, native.Stored]]:
+    """Codes of the values as `ocp` finds them; and of integers those in the scales of x itself, -128 among them."""
+    yield native.quantize(values, twin)
+    element = twin.numbers.element_format
+    if element.is_fixed and not element.packed and np.isfinite(values).all():
+        stored = native.choose_params(x, twin)
+        scale = per_element(NUMPY, np.asarray(stored.scales, np.int64) - 127, twin)
+        codes = np.rint(np.ldexp(values.astype(np.float64), element.mantissa_bits - scale))
+        limits = np.iinfo(element.storage_dtype)
+        yield np.clip(codes, limits.min, limits.max).astype(element.storage_dtype), stored
 
 
 _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
