@@ -63,7 +63,9 @@ class Body:
     # ------------------------------------------------------------------------------ idioms
 
     def where(self, condition: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:
-        """A -0 must be in `no`: ONNX Runtime's Where gives +0 for one in `yes`."""
+        """A -0 must be in `no`: ONNX Runtime's Where gives +0 for one in `yes`. It also takes a Not away by
+        exchanging the two, so a condition with a -0 must not be one.
+        """
         return self("Where", condition, yes, no)
 
     def any_of(self, *conditions: ir.Value) -> ir.Value:

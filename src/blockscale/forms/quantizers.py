@@ -141,8 +141,7 @@ def wide(b: Body, spec: Spec) -> ir.Value:
     x = b["x"] if spec.dtype == ir.DataType.FLOAT else b.cast(b["x"], ir.DataType.FLOAT)
     if not spec.numbers.dialect_row.flushes:
         return x
-    usual = b("Not", b("Less", b("Abs", x), b.f32(2.0**-126)))
-    return b.where(usual, x, b("Mul", x, b.f32(0)))
+    return b.where(b("GreaterOrEqual", b("Abs", x), b.f32(2.0**-126)), x, b("Mul", x, b.f32(0)))
 
 
 def narrowed(b: Body, spec: Spec, y: ir.Value, finite: ir.Value | None = None) -> ir.Value:
