@@ -50,6 +50,7 @@ enum OrtElementType : int {
   kOrtInt16 = 5,
   kOrtInt32 = 6,
   kOrtFloat16 = 10,
+  kOrtDouble = 11,
   kOrtBfloat16 = 16,
 };
 

@@ -1,11 +1,12 @@
 // The one function that the library exports. ONNX Runtime calls it for each SessionOptions that
 // registers the library.
 #include <algorithm>
-#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api.h"
@@ -50,9 +51,10 @@ struct Registry {
 
 // Until 1.23 a runtime that asks for shapes follows a null pointer where an input is left out.
 bool skips_absent_inputs(const char* version) {
-  int major = 0, minor = 0;
-  return std::sscanf(version, "%d.%d", &major, &minor) == 2 &&
-         std::pair{major, minor} >= std::pair{1, 24};
+  char* end = nullptr;
+  const long major = std::strtol(version, &end, 10);
+  const long minor = *end == '.' ? std::strtol(end + 1, nullptr, 10) : 0;
+  return std::pair{major, minor} >= std::pair{1L, 24L};
 }
 
 Registry* make_registry(const OrtApi* api, const char* version) {

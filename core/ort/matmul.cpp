@@ -33,18 +33,18 @@ void widen(const void* from, OrtElementType type, int64_t size, float* to) {
   if (type == kOrtFloat) {
     std::copy_n(static_cast<const float*>(from), size, to);
   } else if (type == kOrtFloat16) {
-    std::transform(half, half + size, to, half_to_float);
+    std::transform(half, half + size, to, [](uint16_t bits) { return half_to_float(bits); });
   } else {
-    std::transform(half, half + size, to, bfloat_to_float);
+    std::transform(half, half + size, to, [](uint16_t bits) { return bfloat_to_float(bits); });
   }
 }
 
 void narrow(const float* from, int64_t size, OrtElementType type, void* to) {
   auto* half = static_cast<uint16_t*>(to);
   if (type == kOrtFloat16) {
-    std::transform(from, from + size, half, float_to_half);
+    std::transform(from, from + size, half, [](float value) { return float_to_half(value); });
   } else {
-    std::transform(from, from + size, half, float_to_bfloat);
+    std::transform(from, from + size, half, [](float value) { return float_to_bfloat(value); });
   }
 }
 

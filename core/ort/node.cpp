@@ -55,6 +55,8 @@ const char* name_of(OrtElementType type) {
       return "int16";
     case kOrtInt32:
       return "int32";
+    case kOrtDouble:
+      return "float64";
     default:
       return "of another type";
   }
