@@ -84,7 +84,7 @@ def quantize_model(
     stages = _STAGES[_library(model)] if stages is None else stages
     model = pipeline.optimize(model, stages=stages, log=log, check=check)
     if compat is not None:
-        model.metadata_props[f"blockscale_compat"] = compat
+        model.metadata_props["blockscale_compat"] = compat
     log.before = counts(given)
     report = Report.of(explanation, log, constant_bytes(given), constant_bytes(models.snapshot(model)))
     return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report)

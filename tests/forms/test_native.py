@@ -20,7 +20,7 @@ from forms.one_node import TYPES, layout_of, model, on_onnxruntime, patterns, sa
 NAMES = (
     "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8", "nvfp4", "mxfp4,rule=ceil",
     "mxfp8,rule=rceil", "mxint8,rule=even", "int8", "uint8", "int4", "uint4", "int5", "int8,rule=no_clip",
-    "uint8,rule=symmetric", "int8,quant_min=-127",
+    "uint8,rule=symmetric", "int8,quant_min=-127", "bfp16", "bfp12", "bfp20,rule=even",
 )  # fmt: skip
 SHAPES = (
     ((4, 64), (1, 32)), ((5, 70), (1, 32)), ((70, 3), (32, 1)), ((2, 3, 40), (0, 0, 0)), ((2, 6), (0, 1)),

@@ -20,11 +20,12 @@ from blockscale.numerics.native import Stored
 from blockscale.numerics.scheme import Numbers, numbers_named
 from forms.one_node import TYPES, layout_of, model, on_onnxruntime, patterns, same
 
-MX = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
+SIX = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
+MX = (*SIX, "bfp16", "bfp13", "bfp20")
 ROUNDINGS = ("half_even", "half_away", "half_up", "toward_zero")
 DIALECTS = (
     *(f"{name},dialect=quark" for name in MX), "mxint8,rounding=half_up,dialect=quark",
-    "mxint8,rounding=half_away,dialect=quark", *(f"{name},dialect=microxcaling" for name in MX),
+    "mxint8,rounding=half_away,dialect=quark", *(f"{name},dialect=microxcaling" for name in SIX),
     "mxfp4,rounding=half_even,dialect=microxcaling", "mxint8,rounding=toward_zero,dialect=microxcaling",
     "mxfp4,dialect=ggml", "int8,dialect=torchao",
 )  # fmt: skip

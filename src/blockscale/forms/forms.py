@@ -26,9 +26,13 @@ def written(
     if form not in FORMS:
         raise UnknownNameError("form", form, FORMS)
     if runtime is not None and form != "native":
-        raise CombinationError(f"runtime={runtime!r} with form={form!r}: only the native form has types to choose")
+        raise CombinationError(
+            f"runtime={runtime!r} with form={form!r}: only the native form has types to choose"
+        )
     if compat is not None and form != "custom":
-        raise CombinationError(f"compat={compat!r} with form={form!r}: names of operators are of the custom form")
+        raise CombinationError(
+            f"compat={compat!r} with form={form!r}: names of operators are of the custom form"
+        )
     if compat not in (None, "quark"):
         raise UnknownNameError("compat", compat, ("quark",))
     if form == "native":

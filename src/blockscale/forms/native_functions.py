@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from blockscale.forms import quantizers
 from blockscale.forms.blocks import spread
 from blockscale.forms.body import Body
 from blockscale.forms.quantizers import Spec, narrowed, parameters, wide
@@ -21,9 +22,7 @@ def why_not(numbers: Numbers) -> str:
         return f"QuantizeLinear has not the arithmetic of dialect {numbers.dialect!r}"
     if numbers.rounding != "half_even":
         return f"QuantizeLinear rounds half to even, not {numbers.rounding}"
-    if numbers.rule == "mse":
-        return "its rule adds up float64 squares in order, and standard operators add up in any"
-    return ""
+    return quantizers.why_not(numbers)
 
 
 def function(spec: Spec, place: Place, runtime: Runtime, domain: str, name: str) -> ir.Function:
@@ -50,7 +49,7 @@ def _limited(b: Body, x: ir.Value, step: ir.Value, found: Chosen, spec: Spec) ->
     """What lies beyond the range of the element is put on its ends: the type has more codes."""
     numbers = spec.numbers
     element = numbers.element_format
-    least = numbers.quant_min if numbers.quant_min is not None else numbers.dialect_row.int_low
+    least = numbers.dialect_row.least_code(element) if numbers.quant_min is None else numbers.quant_min
     most = numbers.quant_max if numbers.quant_max is not None else element.max_code
     low, high = b.f32(least), b.f32(most)
     if found.zero_point is not None:

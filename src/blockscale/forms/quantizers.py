@@ -59,6 +59,10 @@ def why_not(numbers: Numbers) -> str:
         return "standard operators have no Philox generator, whose numbers stochastic rounding takes"
     if numbers.rule == "mse":
         return "its rule adds up float64 squares in order, and standard operators add up in any"
+    if numbers.sub_block:
+        return "its sub-blocks have scales of their own, which take part in no operator of ONNX"
+    if numbers.element in row.full_range and numbers.rule == "even":
+        return f"in dialect {row.name!r} the sign of the largest element decides about the scale"
     if row.nonfinite == "inf_large" and numbers.family != "affine":
         return f"in dialect {row.name!r} Inf counts as 2^128, which no float32 is"
     return ""
@@ -129,7 +133,9 @@ def _limits(b: Body, numbers: Numbers, found: Chosen) -> tuple[ir.Value, ir.Valu
     element = numbers.element_format
     if numbers.quant_min is None or numbers.quant_max is None:
         least = (
-            numbers.dialect_row.int_low * 2.0**-element.mantissa_bits if element.is_fixed else -element.max
+            numbers.dialect_row.least_code(element) * 2.0**-element.mantissa_bits
+            if element.is_fixed
+            else -element.max
         )
         return b.f32(least), b.f32(element.max)
     low, high = b.f32(numbers.quant_min), b.f32(numbers.quant_max)

@@ -73,7 +73,7 @@ def _mx(b: Body, amax: ir.Value, spoilt: ir.Value | None, numbers: Numbers) -> C
     element = numbers.element_format
     top = 2.0**element.emax
     low = -127
-    if numbers.dialect_row.nonfinite == "pass":  # E is at least -127, and s is not a byte
+    if not numbers.dialect_row.clamps:  # E is at least -127, and s is not a byte
         low -= element.emax
         amax = b("Max", amax, b.f32(2.0**-127))
     scale, index = power_below(b, amax, low, 127, top)
@@ -82,7 +82,7 @@ def _mx(b: Body, amax: ir.Value, spoilt: ir.Value | None, numbers: Numbers) -> C
     if numbers.rule == "ceil":
         up = b("Greater", amax, bound)
     elif numbers.rule == "even":
-        up = b("GreaterOrEqual", amax, b("Mul", bound, b.f32(2 - 2.0 ** -(element.mantissa_bits + 1))))
+        up = b("GreaterOrEqual", amax, b("Mul", bound, b.f32(2 - 2.0 ** -(element.fraction_bits + 1))))
     elif numbers.rule == "rceil":
         up = b("Greater", amax, b("Mul", bound, b.f32(element.max / top)))
     if up is not None:
