@@ -85,10 +85,12 @@ sanitize: $(VECTORS) ## the core's tests under ASan + UBSan, and those with thre
 	build/asan/plan_test
 	build/asan/codec_test $(VECTORS)
 	build/asan/pool_test
+	build/asan/ort_test
 	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBLOCKSCALE_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan
 	build/tsan/pool_test
 	build/tsan/codec_test $(VECTORS)
+	build/tsan/ort_test
 
 QEMU_ARM = $(shell command -v qemu-aarch64 || command -v qemu-aarch64-static)
 ARM_SYSROOT ?= /usr/aarch64-linux-gnu
@@ -103,6 +105,7 @@ test-arm: $(VECTORS) ## the AArch64 kernels, cross-compiled and run under qemu-u
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/plan_test
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/codec_test $(VECTORS)
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/pool_test --no-forks # qemu-user cannot, with threads
+	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/ort_test
 
 fuzz: venv ## hypothesis with many examples, then atheris on the native entry points
 	$(BIN)/python -m pytest -n $(WORKERS) -k fuzz --hypothesis-profile=fuzz

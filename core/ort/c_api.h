@@ -161,8 +161,8 @@ struct OrtApi {
                                       size_t length, size_t* out);
   void* unused273[1];
   OrtStatus*(BS_ORT_CALL* KernelContext_ParallelFor)(const OrtKernelContext* context,
-                                                     void(BS_ORT_CALL* task)(void*, size_t),
-                                                     size_t total, size_t batches, void* argument);
+                                                     void (*task)(void*, size_t), size_t total,
+                                                     size_t batches, void* argument);
 };
 
 struct OrtApiBase {

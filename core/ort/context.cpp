@@ -12,7 +12,7 @@ struct Work {
   void* argument;
 };
 
-void BS_ORT_CALL work_on(void* work, size_t index) {
+void work_on(void* work, size_t index) {
   const auto& given = *static_cast<const Work*>(work);
   given.task(given.argument, int(index));
 }

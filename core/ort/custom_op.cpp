@@ -45,11 +45,11 @@ OrtStatus* BS_ORT_CALL compute(void* kernel, OrtKernelContext* raw) {
 
 void BS_ORT_CALL destroy(void* kernel) { delete static_cast<Instance*>(kernel); }
 
-// What an attribute has wrong is said when the kernel is made, in words; here a shape stays unsaid.
+// A runtime does not look at what this returns. What is wrong is said when the kernel is made.
 OrtStatus* BS_ORT_CALL infer(const OrtCustomOp* op, OrtShapeInferContext* context) {
-  const OrtApi& api = self(op).api;
-  succeeds(api, guarded(api, {}, [&] { self(op).row.infer(Inference(api, context)); }));
-  return nullptr;
+  const Operator& row = self(op).row;
+  const std::string where = std::string(row.domain) + "::" + row.name;
+  return guarded(self(op).api, where, [&] { row.infer(Inference(self(op).api, context)); });
 }
 
 const char* BS_ORT_CALL name(const OrtCustomOp* op) { return self(op).row.name; }
@@ -92,11 +92,9 @@ OrtCharacteristic BS_ORT_CALL input_characteristic(const OrtCustomOp* op, size_t
   return self(op).row.inputs[index].optional ? kOrtOptional : kOrtRequired;
 }
 
-// A required output of any type has to be that of the one input of any type.
 OrtCharacteristic BS_ORT_CALL output_characteristic(const OrtCustomOp* op, size_t index) {
   if (self(op).lists) return kOrtVariadic;
-  const Parameter& output = self(op).row.outputs[index];
-  return output.optional || output.takes == Takes::kAny ? kOrtOptional : kOrtRequired;
+  return self(op).row.outputs[index].optional ? kOrtOptional : kOrtRequired;
 }
 
 OrtMemType BS_ORT_CALL memory_type(const OrtCustomOp*, size_t) { return kOrtMemDefault; }

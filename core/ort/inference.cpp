@@ -1,6 +1,7 @@
 #include "inference.h"
 
 #include "api.h"
+#include "argument_error.h"
 #include "quantizer.h"
 
 namespace bs::ort {
@@ -98,11 +99,21 @@ void Inference::set_output(size_t index, OrtElementType type,
 
 namespace {
 
-std::optional<Quantizer> quantizer_of(const Inference& node) {
-  const auto numbers = node.text("numbers");
-  const auto block = node.integers("block");
-  if (!numbers || !block) return {};
-  return Quantizer(numbers_of("numbers", *numbers), *block, 0);
+// Numbers that cannot be read count as those of their base, or any: a type that is said lets the
+// runtime come to the kernel, which says what is wrong.
+Numbers numbers_or_like(const std::string& text) {
+  for (const std::string& one : {text, text.substr(0, text.find(','))}) {
+    try {
+      return numbers_of("numbers", one);
+    } catch (const ArgumentError&) {
+    }
+  }
+  return numbers_of("numbers", "mxfp4");
+}
+
+Quantizer quantizer_of(const Inference& node) {
+  return {numbers_or_like(node.text("numbers").value_or("")),
+          node.integers("block").value_or(Shape{}), 0};
 }
 
 // One entry a dimension, if each can be said: a named size only where blocks leave it as it is.
@@ -126,11 +137,11 @@ std::optional<Dims> scale_dims(const Quantizer& quantizer, const Dims& x) {
 
 // -1 is the size that the codes have.
 std::optional<Dims> decoded_dims(const Inference& node) {
-  const auto quantizer = quantizer_of(node);
+  const Quantizer quantizer = quantizer_of(node);
   const auto said = node.integers("shape");
   const auto codes = node.input(0);
-  if (!quantizer || !said || said->empty()) return {};
-  const bool packed = quantizer->numbers().element_format().packed();
+  if (!said || said->empty()) return {};
+  const bool packed = quantizer.numbers().element_format().packed();
   Dims result;
   for (size_t i = 0; i < said->size(); ++i) {
     if ((*said)[i] >= 0) {
@@ -141,7 +152,7 @@ std::optional<Dims> decoded_dims(const Inference& node) {
     Dim dim = (*codes->dims)[i];
     if (packed && i + 1 == said->size()) {
       if (!dim.name.empty()) return {};
-      dim.size = quantizer->decoded_shape(Shape{dim.size}, Shape{-1}).back();
+      dim.size = quantizer.decoded_shape(Shape{dim.size}, Shape{-1}).back();
     }
     result.push_back(dim);
   }
@@ -155,31 +166,31 @@ void infer_same(const Inference& node) {
 }
 
 void infer_codes(const Inference& node) {
-  const auto quantizer = quantizer_of(node);
+  const Quantizer quantizer = quantizer_of(node);
   const auto x = node.input(0);
-  if (!quantizer || !x) return;
+  if (!x) return;
   auto codes = x->dims;
-  if (codes && quantizer->numbers().element_format().packed()) {
+  if (codes && quantizer.numbers().element_format().packed()) {
     Dim& last = codes->back();
-    last.size = quantizer->codes_shape(Shape{last.size}).back();
+    last.size = quantizer.codes_shape(Shape{last.size}).back();
     if (!last.name.empty()) codes.reset();
   }
-  node.set_output(0, quantizer->codes_type(), codes);
+  node.set_output(0, quantizer.codes_type(), codes);
 }
 
 void infer_measured(const Inference& node) {
   infer_codes(node);
-  const auto quantizer = quantizer_of(node);
+  const Quantizer quantizer = quantizer_of(node);
   const auto x = node.input(0);
-  if (!quantizer || !x) return;
+  if (!x) return;
   std::optional<Dims> scale;
-  if (x->dims) scale = scale_dims(*quantizer, *x->dims);
-  node.set_output(1, quantizer->scale_type(), scale);
+  if (x->dims) scale = scale_dims(quantizer, *x->dims);
+  node.set_output(1, quantizer.scale_type(), scale);
 }
 
 void infer_decoded(const Inference& node) {
   const auto type = OrtElementType(node.integer("dtype", kOrtFloat));
-  if (is_float(type)) node.set_output(0, type, decoded_dims(node));
+  node.set_output(0, is_float(type) ? type : kOrtFloat, decoded_dims(node));
 }
 
 void infer_product(const Inference& node) {

@@ -30,7 +30,7 @@ Numbers numbers_of(const std::string& attribute, const std::string& text) {
   try {
     return bs::numbers_of(numbers_named(text));
   } catch (const ArgumentError& error) {
-    refuse(attribute, text, error.what());
+    refuse(attribute, text, error.argument() == "numbers" ? error.allowed() : error.what());
   }
 }
 

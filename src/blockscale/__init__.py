@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockscale import errors
+    from blockscale import onnxruntime as onnxruntime
     from blockscale.api import Recipe, Rule, choose_params, dequantize, fake_quantize, quantize
     from blockscale.model_api import compare, fake_quantize_model, load, optimize, quantize_model
     from blockscale.numerics.formats import FORMATS
@@ -63,8 +64,9 @@ _HOME = {
 if not TYPE_CHECKING:  # or a misspelt name would pass as Any
 
     def __getattr__(name: str) -> Any:
-        if name == "errors":
-            return import_module("blockscale.errors")
+        # onnxruntime is not in __all__: `from blockscale import *` would hide the real one.
+        if name in ("errors", "onnxruntime"):
+            return import_module(f"blockscale.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'blockscale' has no attribute {name!r}")
         value = getattr(import_module(f"blockscale.{_HOME[name]}"), name)

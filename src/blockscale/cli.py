@@ -136,6 +136,7 @@ def doctor(as_json: bool) -> None:
             ["BLOCKSCALE_NUM_THREADS", core["BLOCKSCALE_NUM_THREADS"] or "not set: one thread a processor"],
             ["threads, own pool", str(core.get("pool_threads"))],
             ["threads, OpenMP", str(core.get("openmp_threads") or "none loaded; torch brings one")],
+            ["operators for ONNX Runtime", found["onnxruntime_library"] or "missing"],
             ["processors", f"{system['cpus_of_process']} of {system['cpus']}"],
             ["memory", bytes_text(system["memory_bytes"])],
             [

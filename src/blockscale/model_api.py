@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain, tee
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from blockscale import compiler
 from blockscale.compiler import Method
 from blockscale.compiler_report import Report, constant_bytes
-from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
+from blockscale.errors import ArgumentError, CombinationError, RecipeError, UnknownNameError
 from blockscale.graph import models
 from blockscale.graph.ops import QUANTIZERS, SILENT
 from blockscale.graph.overlay import Graph
@@ -32,6 +33,7 @@ __all__ = ["compare", "fake_quantize_model", "load", "optimize", "quantize_model
 # Adapter → target that runs its models in memory; suffix of a file → target that reads it.
 _IN_MEMORY = {"blockscale.graph.fx_program": "torch", "blockscale.graph.onnx": "onnx"}
 _READERS = {".pt2": "torch", ".onnx": "onnx"}
+_PREPARE = "prepare"  # the stage in a report
 _ALREADY = "the model is quantized already: give the float model, or no recipe"
 # What runs there takes codes, or floats.
 _STAGES = {"torch": OPTIMIZE, "onnx": FLOATS}
@@ -77,17 +79,17 @@ def quantize_model(
     model = _prepared(model, recipe, prepare, log)
     if recipe is not None:
         reading = _reading(model, libraries)
-        made = compiler.fake_quantized(
-            model, recipe, log, calibration=calibration, method=method, compat=compat, **reading
-        )
+        with _told_what_is_gone(log):
+            made = compiler.fake_quantized(
+                model, recipe, log, calibration=calibration, method=method, compat=compat, **reading
+            )
         explanation, model = made.explanation, made.model
     stages = _STAGES[_library(model)] if stages is None else stages
     model = pipeline.optimize(model, stages=stages, log=log, check=check)
-    if compat is not None:
-        model.metadata_props["blockscale_compat"] = compat
     log.before = counts(given)
     report = Report.of(explanation, log, constant_bytes(given), constant_bytes(models.snapshot(model)))
-    return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report)
+    settings = {} if compat is None else {"compat": compat}
+    return import_module(f"blockscale.targets.{_library(model)}").quantized(model, report, **settings)
 
 
 def fake_quantize_model(
@@ -101,17 +103,18 @@ def fake_quantize_model(
     A torch module becomes a GraphModule that shares its parameters and does what the module does in its mode,
     training or evaluation. Gradients go straight through quantizes, or with gradient="clipped" only where a
     value is in range. Train it, then hand it to `quantize_model` without a recipe. An ONNX file becomes an
-    onnx_ir.Model; everything else is what it was. Other arguments as there.
+    onnx_ir.Model, prepared as there; everything else is what it was. Other arguments as there.
     """
     log = Log() if log is None else log
     given = _graph_of(model, example_inputs, dynamic_shapes)
     _check_compat(compat, recipe, given)
     _check_float(given, recipe, models.snapshot(given))
     given = _prepared(given, recipe, prepare, log)
-    made = compiler.fake_quantized(
-        given, recipe, log, calibration=calibration, method=method,
-        gradient=gradient, compat=compat, **_reading(given, libraries),
-    )  # fmt: skip
+    with _told_what_is_gone(log):
+        made = compiler.fake_quantized(
+            given, recipe, log, calibration=calibration, method=method, gradient=gradient, compat=compat,
+            **_reading(given, libraries),
+        )  # fmt: skip
     return made.model.module() if _is_module(model) else _as_given(made.model, model)
 
 
@@ -292,8 +295,24 @@ def _prepared(model: Any, recipe: Given | None, prepare: str | Sequence[str], lo
     if recipe is not None:
         steps.check_opset(made.model)
     for told in made.told:
-        log.note("prepare", told.node or told.step, told.did, told.left)
+        log.note(_PREPARE, told.node or told.step, told.did, told.left)
     return made.model
+
+
+@contextmanager
+def _told_what_is_gone(log: Log) -> Iterator[None]:
+    """A recipe may name what was there before the model was prepared."""
+    try:
+        yield
+    except RecipeError as error:
+        named = re.findall(r"'([^'\n]+)'", str(error))
+        gone = [
+            f"\n{entry.node}: {entry.did} (prepare={'none'!r} leaves the model as it is)" for entry in log.entries
+            if entry.stage == _PREPARE and any(n == entry.node or repr(n) in entry.did for n in named)
+        ]  # fmt: skip
+        if not gone:
+            raise
+        raise RecipeError(f"{error}{''.join(gone)}") from error
 
 
 def _check_float(model: Any, recipe: Given | None, given: Graph) -> None:

@@ -52,6 +52,7 @@ def test_doctor() -> None:
     found = json.loads(ran("doctor", "--json"))
     assert found["blockscale"] == bs.__version__ and found["problems"] == []
     assert found["core"]["instruction_set"] in found["core"]["available"]
+    assert Path(found["onnxruntime_library"]).is_file()
     assert "instruction set" in ran("doctor")
 
 

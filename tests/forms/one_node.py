@@ -12,6 +12,7 @@ import onnxruntime as ort
 from blockscale.numerics import native
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers
+from blockscale.runtime.ort import array_of
 
 TYPES = {
     "f32": (np.dtype(np.float32), ir.DataType.FLOAT), "f16": (np.dtype(np.float16), ir.DataType.FLOAT16),
@@ -66,7 +67,7 @@ def on_onnxruntime(proto: Any, inputs: dict[str, Any], *, plain: bool = True) ->
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = {name: _value(array) for name, array in inputs.items() if array is not None}
     found = session.run_with_ort_values(None, given)
-    return [_array(one) for one in found]
+    return [array_of(one) for one in found]
 
 
 def _value(array: Any) -> Any:
@@ -74,12 +75,6 @@ def _value(array: Any) -> Any:
     if array.dtype == ml_dtypes.bfloat16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(ir.DataType.BFLOAT16))
     return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _array(value: Any) -> Any:
-    from blockscale.runtime.onnx_calibrate import _array as array
-
-    return array(value)
 
 
 def layout_of(numbers: Numbers, shape: tuple[int, ...], block: tuple[int, ...]) -> Layout:

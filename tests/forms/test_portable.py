@@ -171,6 +171,8 @@ def test_every_scale() -> None:
         ("mxfp4,rounding=stochastic", "Philox"),
         ("mxint8,rule=mse", "squares"),
         ("mxfp4,dialect=torchao", "Inf counts"),
+        ("mx9", "sub-blocks"),
+        ("bfp16,dialect=quark_compiler", "sign"),
     ],
 )
 def test_what_it_cannot_hold_is_refused(name: str, reason: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 import blockscale as bs
-from blockscale.errors import ArgumentError, CombinationError, UnknownNameError
+from blockscale.errors import ArgumentError, CombinationError, RecipeError, UnknownNameError
 from blockscale.graph.onnx_opset import to_opset
 from blockscale.graph.onnx_prepare import AUTO, STEPS, prepared
 
@@ -135,7 +135,7 @@ def test_a_report_tells_of_it() -> None:
     qm = bs.quantize_model(proto, "mxfp8")
     told = [entry for entry in qm.report.entries if entry["stage"] == "prepare"]
     assert [entry["did"] for entry in told if "BatchNormalization" in entry["node"]] == [
-        "folded into the weight in front of it"
+        "folded into the weight in front of it, 'c' is gone"
     ]
     rough = bs.quantize_model(proto, "mxfp8", prepare="none")
     assert qm(x).shape == rough(x).shape and bs.compare(proto, qm, [{"x": x}]).outputs[0].sqnr > 20
@@ -214,6 +214,37 @@ def test_what_does_nothing_goes() -> None:
     assert set(made.graph.initializers) == {"W"}
     assert all(node.name for node in made.graph)
     assert after(proto, "names")[1] == [node.op_type for node in proto.graph.node]
+
+
+def test_rules_about_what_is_gone() -> None:
+    proto = model(
+        "g (float[2, 32] x) => (float[2, 32] y) { [skip] i = Identity (x) y = MatMul (i, W) }",
+        W=random(32, 32),
+    )
+    assert bs.quantize_model(proto, [bs.Rule("mxfp8", between=("i", "y"))], prepare="none").report.tensors
+    for rule in (
+        bs.Rule("mxfp8", between=("i", "y")),
+        bs.Rule("mxfp8", name="skip"),
+        bs.Rule("mxfp8", tensor="i"),
+    ):
+        with pytest.raises(
+            RecipeError, match=r"\nskip: Identity removed, 'i' is 'x' \(prepare='none' leaves"
+        ):
+            bs.quantize_model(proto, [rule])
+
+
+def test_half_precision() -> None:
+    """Roundings are those of the dtype."""
+    x = random(2, 4, 5, 5)
+    weights = {k: v.astype(np.float16) for k, v in (NORM | {"W": random(6, 4, 3, 3)}).items()}
+    text = (
+        f"g (float16[2, 4, 5, 5] x) => (float16[a, b, c, d] y) {{ c = Conv (x, W) y = {BN} (c, s, t, m, v) }}"
+    )
+    half = model(text, **weights)
+    made, types = after(half)
+    assert types == ["Conv"]
+    (expected,), (found,) = (run(one, x=x.astype(np.float16)) for one in (half, made))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-3 * np.abs(expected).max())
 
 
 def test_what_is_random_or_trains_stays() -> None:

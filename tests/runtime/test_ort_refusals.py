@@ -82,6 +82,10 @@ C, C8, S = value("c", T.UINT8), value("c", T.INT8), value("s", T.UINT8)
 @pytest.mark.parametrize(("nodes", "inputs", "outputs", "says"), [
     (dequantize("c", "s", shape=[64]), CODES, [Y], "shape = '(64)': as many sizes as block, (1, 32)"),
     (dequantize("c", "s", dtype=7), CODES, [Y], "dtype = 7: 1 (float32), 10 (float16) or 16 (bfloat16)"),
+    (dequantize("c", "s", numbers="mxfp5"), CODES, [Y], "numbers = 'mxfp5': it begins with one of mxfp8"),
+    ([node("Quantize", ["x", "s"], ["c"], numbers="mxfp4,rule=up", block=[1, 32])], [X, CODES[1]], [C], "rule = 'up'"),
+    ([node("DynamicQuantize", ["x"], ["c", "s"], numbers="int8,rule=up", block=[1, 32])], [X], [C8, SF], "rule = 'up'"),
+    ([node("DynamicQuantize", ["x"], ["c", "s"], numbers="int8", block=[32])], [X], [C8, SF], "block = '(32)'"),
     (dequantize("c", "s", dtype=10), CODES, [Y], "float16"),
     (dequantize("c", "s", numbers="int8"), CODES, [Y], "codes = 'uint8': int8 for int8 × f32"),
     (dequantize("c", "s", numbers="nvfp4"), CODES, [Y], "tensor_scale = 'missing'"),
@@ -92,7 +96,7 @@ C, C8, S = value("c", T.UINT8), value("c", T.INT8), value("s", T.UINT8)
     ([node("DynamicQuantize", ["x"], ["c"], **MXFP4)], [X], [C], ""),
     ([node("FakeQuantize", ["x"], ["y"], **MXFP4)], X64, [value("y", T.DOUBLE)], "double"),
     ([node("DynamicQuantize", ["x"], ["c", "s"], **MXFP4)], X64, [C, S],
-     "x = 'of another type': float32, float16 or bfloat16; Cast it first"),
+     "double"),
     ([node("FakeQuantize", ["x", "s"], ["y"], **MXFP4)], [X, SF], [Y], "scale = 'float32': uint8"),
     ([node("FakeQuantize", ["x", "s", "s", "s", "s"], ["y"], **MXFP4)], [X, CODES[1]], [Y], ""),
 ])  # fmt: skip

@@ -40,13 +40,12 @@ def fold_batch_norms(model: ir.Model) -> list[Told]:
     names, told = Names(model), []
     for graph in (model.graph, *model.graph.subgraphs()):
         for node in list(graph):
-            if node.op_type != "BatchNormalization" or node.domain != "":
+            source = node.inputs[0] if node.inputs else None
+            if node.op_type != "BatchNormalization" or node.domain != "" or source is None:
                 continue
-            why = _fold(node, graph, model, names)
-            told.append(
-                Told("batch_norm", str(node.name), left=why) if why
-                else Told("batch_norm", str(node.name), "folded into the weight in front of it")
-            )  # fmt: skip
+            name, why = str(node.name), _fold(node, graph, model, names)
+            did = f"folded into the weight in front of it, {source.name!r} is gone"
+            told.append(Told("batch_norm", name, left=why) if why else Told("batch_norm", name, did))
     return told
 
 

@@ -110,9 +110,16 @@ def _remove_identities(model: ir.Model) -> list[Told]:
     told = []
     for graph in (model.graph, *model.graph.subgraphs()):
         for node in list(graph):
-            if node.domain == "" and node.op_type in ("Identity", "Dropout") and _passes(node, graph):
+            if node.domain != "" or node.op_type not in ("Identity", "Dropout"):
+                continue
+            names = [node.outputs[0].name, node.inputs[0].name if node.inputs[0] is not None else None]
+            if _passes(node, graph):
                 graph.remove(node, safe=True)
-                told.append(Told("identity", str(node.name), f"{node.op_type} removed"))
+                if node.outputs[0].name is None:  # an output of the model, which keeps its name
+                    names.reverse()
+                told.append(
+                    Told("identity", str(node.name), f"{node.op_type} removed, {names[0]!r} is {names[1]!r}")
+                )
     return told
 
 

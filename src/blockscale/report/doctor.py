@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from blockscale import __version__
+from blockscale.errors import InstallationError
+from blockscale.onnxruntime import library_path
 
 # Distribution, and what installs it where it is missing.
 PACKAGES = {
@@ -34,6 +36,7 @@ def facts() -> dict[str, Any]:
             "cache_bytes": _caches(),
         },
         "core": _core(problems),
+        "onnxruntime_library": _library(problems),
         "problems": problems,
     }
 
@@ -72,6 +75,15 @@ def _core(problems: list[str]) -> dict[str, Any]:
             f"BLOCKSCALE_ISA={result['BLOCKSCALE_ISA']!r}: this machine can run {available}; unset it"
         )
     return result
+
+
+def _library(problems: list[str]) -> str | None:
+    """Where the operators for ONNX Runtime lie."""
+    try:
+        return library_path()
+    except InstallationError as error:
+        problems.append(str(error))
+        return None
 
 
 def _cpus() -> int:

@@ -1,10 +1,9 @@
-"""A quantized ONNX model: it runs on onnx's reference evaluator, and is saved as .onnx."""
+"""A quantized ONNX model: it runs on ONNX Runtime with our operator library, and is saved as .onnx in a form."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,23 @@ import onnx
 import onnx_ir as ir
 
 from blockscale.compiler_report import Report
-from blockscale.errors import ArgumentError, DtypeError, FileError
+from blockscale.errors import ArgumentError, DtypeError, FileError, UnknownNameError
 from blockscale.files import written_whole
+from blockscale.forms import forms
 from blockscale.graph.onnx_external import check_external
 from blockscale.graph.onnx_sound import sound_model
 from blockscale.numerics.arrays import Array
 from blockscale.runtime.calibration_data import batches
 from blockscale.runtime.onnx_calibrate import inputs_of
 from blockscale.runtime.onnx_reference import Runner
+from blockscale.runtime.ort import Session
 
 __all__ = ["QuantizedOnnx", "load", "quantized", "read"]
 
 SUFFIX = ".onnx"
-_REPORT = "blockscale_report"  # key of metadata_props
+_REPORT = "blockscale_report"  # keys of metadata_props
+_COMPAT = "blockscale_compat"
+RUNNERS: dict[str, Any] = {"onnxruntime": Session, "reference": Runner}
 _IR = 13  # the newest that onnxruntime 1.31 loads
 _LARGEST = (1 << 31) - (
     1 << 24
@@ -37,22 +40,42 @@ class QuantizedOnnx:
 
     model    an onnx_ir.Model; quantizers are operators of the domain `blockscale`
     report   what was quantized how, what the passes did, and the size; it is saved with the model
+    runner   what runs it: "onnxruntime", with our operator library, or "reference", onnx's own evaluator,
+             slow, which has also the types that ONNX Runtime lacks
+    compat   whose operators it is written with in the custom form: None for ours, or "quark"
     """
 
-    def __init__(self, model: ir.Model, report: Report) -> None:
+    def __init__(self, model: ir.Model, report: Report, *, compat: str | None = None) -> None:
         self.model = model
         self.report = report
+        self.compat = compat
+        self._runner_name = "onnxruntime"
+        self._made: Any = None
         model.ir_version = min(model.ir_version, _IR)
         model.metadata_props[_REPORT] = report.to_json()
+        if compat is not None:
+            model.metadata_props[_COMPAT] = compat
 
     @property
     def graph(self) -> ir.Model:
         """What passes take."""
         return self.model
 
-    @cached_property
-    def _runner(self) -> Runner:
-        return Runner(self.model)
+    @property
+    def runner(self) -> str:
+        return self._runner_name
+
+    @runner.setter
+    def runner(self, name: str) -> None:
+        if name not in RUNNERS:
+            raise UnknownNameError("runner", name, RUNNERS)
+        self._runner_name, self._made = name, None
+
+    @property
+    def _runner(self) -> Any:
+        if self._made is None:
+            self._made = RUNNERS[self._runner_name](self.model)
+        return self._made
 
     def __call__(self, *arrays: Any, **by_name: Any) -> Any:
         """The output, or a tuple of outputs. Inputs in order, by name, or as one dict."""
@@ -67,30 +90,43 @@ class QuantizedOnnx:
         outputs = tuple(found.values())
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """As .onnx, for `blockscale.load`; weights beyond 2 GB lie in `<name>.data` beside it."""
+    def save(
+        self, path: str | os.PathLike[str], form: str = "custom", *, runtime: str | None = None,
+        compat: str | None = None,
+    ) -> None:  # fmt: skip
+        """As .onnx, for `blockscale.load`; weights beyond 2 GB lie in `<name>.data` beside it.
+
+        form     custom    one node a quantize, operators of our library (blockscale.onnxruntime.library_path)
+                 portable  functions of standard operators: stock ONNX Runtime runs it
+                 native    QuantizeLinear and DequantizeLinear with ONNX's types for codes and scales
+        runtime  of native: the types of "onnx" (FLOAT4E2M1, FLOAT6E2M3, FLOAT8E8M0, …), or the nearest that
+                 "onnxruntime" has
+        compat   of custom: "quark" for the names of AMD Quark's operators; that of quantize_model if not given
+        """
         path = Path(path)
         if path.suffix != SUFFIX:
             raise ArgumentError("path", str(path), f"a name that ends in {SUFFIX}")
-        if _weight_bytes(self.model) <= _LARGEST:
+        compat = self.compat if compat is None and form == "custom" else compat
+        model = forms.written(self.model, form, runtime=runtime, compat=compat)
+        if _weight_bytes(model) <= _LARGEST:
             with written_whole(path) as temporary:
-                temporary.write_bytes(_whole(self.model).SerializeToString())
+                temporary.write_bytes(_whole(model).SerializeToString())
             return
         # The data that a model at `path` uses stays until the new model is in its place.
         names = [f"{path.name}.data", f"{path.name}.2.data"]
         fresh, other = sorted(names, key=lambda name: (path.parent / name).exists())
         with written_whole(path.parent / fresh) as data:
-            outside = _unloaded(self.model, data, fresh)
+            outside = _unloaded(model, data, fresh)
         with written_whole(path) as temporary:
             temporary.write_bytes(outside.SerializeToString())
         (path.parent / other).unlink(missing_ok=True)
 
     def __reduce__(self) -> Any:
-        return _unpickled, (_whole(self.model).SerializeToString(), self.report)
+        return _unpickled, (_whole(self.model).SerializeToString(), self.report, self.compat)
 
 
-def quantized(model: ir.Model, report: Report) -> QuantizedOnnx:
-    return QuantizedOnnx(model, report)
+def quantized(model: ir.Model, report: Report, compat: str | None = None) -> QuantizedOnnx:
+    return QuantizedOnnx(model, report, compat=compat)
 
 
 def load(path: str | os.PathLike[str]) -> QuantizedOnnx:
@@ -99,7 +135,7 @@ def load(path: str | os.PathLike[str]) -> QuantizedOnnx:
     told = model.metadata_props.get(_REPORT)
     if told is None:
         raise FileError(f"{path}: not written by blockscale; quantize_model takes it")
-    return QuantizedOnnx(model, Report.from_json(told, str(path)))
+    return QuantizedOnnx(model, Report.from_json(told, str(path)), compat=model.metadata_props.get(_COMPAT))
 
 
 def read(model: Any) -> ir.Model:
@@ -143,14 +179,11 @@ def _without_defaults(model: ir.Model) -> ir.Model:
 
 def values(model: ir.Model, tensors: Sequence[str], inputs: Any) -> Iterator[dict[str, Array]]:
     """Of `tensors`, and of the outputs, by name, for each batch of inputs."""
-    copy = model.clone()
-    present = {value.name for value in copy.graph.outputs}
-    wanted = set(tensors) - present
-    made = (value for node in copy.graph for value in node.outputs)
-    copy.graph.outputs.extend(value for value in list(made) if value.name in wanted)
-    runner = Runner(copy)
+    outputs = output_names(model)
+    wanted = list(dict.fromkeys([*outputs, *tensors]))
+    session = Session(model, also=[name for name in wanted if name not in outputs])
     for feeds in batches(inputs, inputs_of(model)):
-        yield runner.run(feeds)
+        yield session.fetch(wanted, feeds)
 
 
 def output_names(model: ir.Model) -> list[str]:
@@ -198,5 +231,5 @@ def _unloaded(model: ir.Model, data: Path, name: str) -> onnx.ModelProto:
     return ir.to_proto(copy)
 
 
-def _unpickled(saved: bytes, report: Report) -> QuantizedOnnx:
-    return QuantizedOnnx(ir.from_proto(onnx.ModelProto.FromString(saved)), report)
+def _unpickled(saved: bytes, report: Report, compat: str | None) -> QuantizedOnnx:
+    return QuantizedOnnx(ir.from_proto(onnx.ModelProto.FromString(saved)), report, compat=compat)
