@@ -4,8 +4,8 @@
     options.register_custom_ops_library(blockscale.onnxruntime.library_path())
 
 It has the operators of the domain `blockscale` (see graph/onnx_quantizers.py) and those that AMD Quark
-writes, com.amd.quark::MXQuantizeDequantize and com.vai.quantize::MXFixNeuron. Neither onnxruntime nor onnx
-is imported here.
+writes: com.amd.quark::MXQuantizeDequantize and BFPQuantizeDequantize, com.vai.quantize::MXFixNeuron and
+BFPFixNeuron. Neither onnxruntime nor onnx is imported here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipes as AMD Quark would mean them: MX in its dialect, on whatever tensors its quantizer takes."""
+"""Recipes as AMD Quark would mean them: MX and BFP in its dialects, on whatever tensors its quantizer takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockscale.recipe import Given, Recipe, recipe_of
 from blockscale.recipe_presets import is_preset, parts_of
 from blockscale.recipe_rules import ROLES, Rule, scheme_text
 
-DIALECT = "quark"
+DIALECTS = ("quark", "quark_compiler")
 
 
 def quark_recipe(given: Given) -> Recipe:
@@ -32,9 +32,10 @@ def _in_its_dialect(rule: Rule, number: int) -> Rule:
     scheme = rule.scheme
     if scheme is None:
         return rule
-    if scheme.family != "mx" or scheme.dialect not in ("ocp", DIALECT):
+    if scheme.family != "mx" or scheme.dialect not in ("ocp", *DIALECTS):
         raise CombinationError(
-            f"compat='quark' with rule {number} ({rule}): AMD Quark's operator has the six MX formats, in its own "
-            "dialect; name one of them, or leave compat out"
+            f"compat='quark' with rule {number} ({rule}): AMD Quark's operators have the six MX formats, bfpN and mx9, "
+            "mx6, mx4, in its own dialect; name one of them, or leave compat out"
         )
-    return replace(rule, dialect=DIALECT, role=rule.role if rule.role is not None else ROLES)
+    dialect = scheme.dialect if scheme.dialect in DIALECTS else DIALECTS[0]
+    return replace(rule, dialect=dialect, role=rule.role if rule.role is not None else ROLES)

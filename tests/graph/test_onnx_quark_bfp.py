@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
+import blockscale as bs
 from blockscale.errors import BlockscaleError
 from blockscale.graph.onnx import snapshot
+from blockscale.graph.onnx_quantizers import quark_operator
 from blockscale.graph.quant import quant_of
 from blockscale.graph.view import Node
 from blockscale.numerics.arrays import Array
 from blockscale.numerics.moves import Permute
+from blockscale.numerics.scheme import numbers_named, scheme_named
 from blockscale.passes.pipeline import OPTIMIZE
 from models import quark_bfp
 from passes.onnx_graphs import Builder, assert_equal, example, op_types, run
 from passes.proof import proven
 
 NAMES = [("com.amd.quark", "BFPQuantizeDequantize"), ("com.vai.quantize", "BFPFixNeuron")]
+WEIGHT = np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32)
+X = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)
 PRIME = {"bfp_method": "to_bfp_prime", "block_size": 16}
 TYPES = {np.dtype(np.float32): ir.DataType.FLOAT, np.dtype(np.float16): ir.DataType.FLOAT16}
 
@@ -149,3 +158,66 @@ def test_one_element_is_left_alone(settings: dict[str, Any]) -> None:
     assert "tensor of one element" in proof.reasons("canonicalize")
     rounded = run(model_of(x, convert_to_bfloat_before_bfp=1, **settings), [x])
     assert_equal(rounded, [np.array([[1.234375]], np.float32)])
+
+
+# --------------------------------------------------------------------------------- whole models
+
+
+def product(weight: Array) -> Any:
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[5, 64] x) => (float[5, 48] y) {y = MatMul(x, W)}'
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "W"))
+    return model
+
+
+def weights(model: Any) -> dict[str, Any]:
+    return {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "codes"),
+    [("bfp16", np.int8), ("mx9", np.int16), ("mx4", np.uint8), ("bfp16,dialect=quark", np.int8)],
+)
+def test_weights_are_packed(recipe: str, codes: Any, tmp_path: Path) -> None:
+    """Those of sub-blocks as elements so wide that all their steps are steps of the block."""
+    w = np.abs(WEIGHT) if "quark" in recipe else WEIGHT  # none becomes -0, which has no code
+    qm = bs.quantize_model(product(w), recipe)
+    qm.save(tmp_path / "q.onnx")
+    held = weights(onnx.load(tmp_path / "q.onnx"))
+    assert held["W_codes"].dtype == codes
+    scheme = replace(scheme_named(recipe), axis=0)
+    wanted = bs.fake_quantize(X, replace(scheme, axis=-1)) @ bs.fake_quantize(w, scheme)
+    np.testing.assert_allclose(np.asarray(qm(X)), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["bfp16", "mx9", "mx6", "bfp13", "bfp16,dialect=quark_compiler"])
+def test_by_the_names_of_quark(recipe: str, tmp_path: Path) -> None:
+    qm = bs.quantize_model(product(WEIGHT), recipe, compat="quark")
+    qm.save(tmp_path / "q.onnx")
+    nodes = onnx.load(tmp_path / "q.onnx").graph.node
+    found = [one for one in nodes if one.op_type == "BFPQuantizeDequantize"]
+    assert found and all(one.domain == "com.amd.quark" for one in found)
+    np.testing.assert_array_equal(np.asarray(bs.load(tmp_path / "q.onnx")(X)), np.asarray(qm(X)))
+
+
+@pytest.mark.parametrize("text", ["bfp10", "bfp24,rounding=half_up", "mx9", "bfp13,sub_block=4,sub_shift=2"])
+def test_said_and_read(text: str) -> None:
+    numbers = numbers_named(f"{text},dialect=quark")
+    said = quark_operator(numbers, (1, 16, 1))
+    assert not isinstance(said, str)
+    assert said[0] == "BFPQuantizeDequantize"
+    quant = quant_of(the(model_of(example((2, 64, 3)), **said[1])))
+    assert (quant.numbers, quant.block) == (numbers, (1, 16, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "block", "why"),
+    [
+        ("bfp16", (1, 8), "dialect=quark"), ("bfp16,rounding=stochastic", (1, 8), "rounding"),
+        ("bfp16,dialect=quark", (2, 8), "one size"), ("mx9", (1, 16), "dialect=quark"),
+    ],
+)  # fmt: skip
+def test_what_has_no_name(text: str, block: tuple[int, ...], why: str) -> None:
+    assert why in str(quark_operator(numbers_named(text), block))

@@ -12,7 +12,7 @@ from blockscale.forms import portable
 from blockscale.forms.body import OLDEST
 from blockscale.forms.model import Edit, inlined, our_nodes, require_opset
 from blockscale.forms.nodes import read
-from blockscale.graph.onnx_quantizers import quark_attributes
+from blockscale.graph.onnx_quantizers import quark_operator
 
 QUARK = "com.amd.quark"
 
@@ -32,13 +32,14 @@ def as_quark(model: ir.Model) -> ir.Model:
         if node.op_type == "Dequantize":
             edit.replace(node, portable.called(edit, found))
             continue
-        attributes = (
-            quark_attributes(found.numbers, found.block) if node.op_type == "FakeQuantize"
+        said = (
+            quark_operator(found.numbers, found.block) if node.op_type == "FakeQuantize"
             else "its operators quantize and dequantize at once"
         )  # fmt: skip
-        if isinstance(attributes, str):
-            raise found.refusal("AMD Quark's custom", attributes)
-        edit.replace(node, ir.node("MXQuantizeDequantize", [found.x], attributes, domain=QUARK))
+        if isinstance(said, str):
+            raise found.refusal("AMD Quark's custom", said)
+        op_type, attributes = said
+        edit.replace(node, ir.node(op_type, [found.x], attributes, domain=QUARK))
     model.opset_imports[QUARK] = 1
     edit.done()
     return model

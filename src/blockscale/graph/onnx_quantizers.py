@@ -230,11 +230,49 @@ def quark_attributes(numbers: Numbers, block: Sequence[int]) -> dict[str, Any] |
     mode = next((mode for mode in reversed(modes) if quark_numbers(element, mode) == numbers), None)
     if mode is None:
         return f"{numbers} is not what it computes; MX numbers of dialect=quark are"
+    place = _quark_place(block)
+    if isinstance(place, str):
+        return place
+    return {"element_dtype": element, **place, "rounding_mode": mode}
+
+
+def quark_operator(numbers: Numbers, block: Sequence[int]) -> tuple[str, dict[str, Any]] | str:
+    """Which of Quark's operators says this, and how; or why none can."""
+    if numbers.element in BFP_ELEMENTS:
+        said, name = quark_bfp_attributes(numbers, block), "BFPQuantizeDequantize"
+    else:
+        said, name = quark_attributes(numbers, block), "MXQuantizeDequantize"
+    return said if isinstance(said, str) else (name, said)
+
+
+def quark_bfp_attributes(numbers: Numbers, block: Sequence[int]) -> dict[str, Any] | str:
+    """How BFPQuantizeDequantize says this, or why it cannot: the inverse of the two below."""
+    if numbers.rounding not in _QUARK_ROUNDINGS:
+        return f"rounding {numbers.rounding!r} is none of {', '.join(_QUARK_ROUNDINGS)}"
+    said: dict[str, Any] = {
+        "bfp_method": "to_bfp_prime" if numbers.sub_block else "to_bfp",
+        "bit_width": numbers.element_format.bits + 8,
+        "rounding_mode": _QUARK_ROUNDINGS.index(numbers.rounding),
+        "use_compiler_version_cpu_kernel": int(numbers.dialect == "quark_compiler"),
+    }
+    if numbers.sub_block:
+        said |= {"sub_block_size": numbers.sub_block, "sub_block_shift_bits": numbers.sub_shift}
+    meant = quark_bfp_numbers(
+        said["bfp_method"], said["bit_width"], said["rounding_mode"], numbers.sub_block, numbers.sub_shift,
+        said["use_compiler_version_cpu_kernel"],
+    )  # fmt: skip
+    if meant != numbers:
+        return f"{numbers} is not what it computes; bfpN of dialect=quark are"
+    place = _quark_place(block)
+    return place if isinstance(place, str) else said | place
+
+
+def _quark_place(block: Sequence[int]) -> dict[str, Any] | str:
     wide = [axis for axis, size in enumerate(block) if size != 1]
     axis = wide[0] if wide else len(block) - 1
     if len(wide) > 1 or not block or block[axis] < 1:
         return f"blocks of {tuple(block)} are not of one size along one axis"
-    return {"element_dtype": element, "axis": axis, "block_size": block[axis], "rounding_mode": mode}
+    return {"axis": axis, "block_size": block[axis]}
 
 
 def _quark(a: Args) -> Read:

@@ -1,8 +1,8 @@
 """Pack: constants whose quantizer only fake-quantizes become codes of `ocp` with the very same values.
 
-AMD Quark's arithmetic has no codes, yet what it makes of a usual weight lies on the grid of `ocp`, with the
-scales that `ocp` finds in it. That is tried on the weight itself, all its bits; where one is another the
-weight stays float.
+AMD Quark's arithmetic has no codes, nor have sub-blocks (MX9, MX6, MX4), yet what they make of a usual weight
+lies on a grid of `ocp`, with the scales that `ocp` finds in it; that of sub-blocks on one of wider elements. That
+is tried on the weight itself, all its bits; where one is another the weight stays float.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(graph: Graph, log: Log) -> None:
 def _codes(x: Any, layout: Layout) -> tuple[Layout, Any, native.Stored] | None:
     """Of `ocp`, if they decode to what the dialect gives."""
     try:
-        numbers = replace(layout.numbers, dialect="ocp", rounding="half_even", rule="floor")
+        numbers = _with_codes(layout.numbers)
     except BlockscaleError:
         return None
     if numbers.why_no_codes:
@@ -79,6 +79,15 @@ def _candidates(x: Any, values: Any, twin: Layout) -> Iterator[tuple[Any, native
         codes = np.rint(np.ldexp(values.astype(np.float64), element.mantissa_bits - scale))
         limits = np.iinfo(element.storage_dtype)
         yield np.clip(codes, limits.min, limits.max).astype(element.storage_dtype), stored
+
+
+def _with_codes(numbers: Numbers) -> Numbers:
+    """Of `ocp`, with elements so wide that the steps of sub-blocks are steps of the block."""
+    plain = replace(numbers, dialect="ocp", rounding="half_even", rule="floor", sub_block=0, sub_shift=0)
+    if not numbers.sub_block:
+        return plain
+    finest = (1 << numbers.sub_shift) - 1
+    return replace(plain, element=f"bfp{numbers.element_format.bits + 8 + finest}")
 
 
 _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
