@@ -25,8 +25,7 @@ class ColumnWalk {
         stream_(stream),
         now_(tiling),
         next_(tiling),
-        limit_(room(tiling)),
-        least_(room(tiling)),
+        grids_(3 * room(tiling)),
         y_(room(tiling)) {}
 
   // Tiles first … last - 1. `general(tile)` does what these kernels leave.
@@ -40,7 +39,8 @@ class ColumnWalk {
       if (has_next_) begin(next_, i + 1);
       const Tile& tile = now_.tile;
       const auto n = size_t(tile.columns);
-      if (kernels_.grids(job_.numbers, now_.amax.data(), n, limit_.data(), least_.data())) {
+      const uint32_t* amax = now_.amax.data();
+      if (kernels_.grids(job_.numbers, amax, amax, n, grids())) {
         round_tile(tile);
       } else {
         general(tile);
@@ -82,6 +82,11 @@ class ColumnWalk {
     while (c.seen < c.tile.row_count) kernels_.look(next_row(c), size_t(c.tile.columns));
   }
 
+  ColumnKernels::Grids grids() {
+    const size_t n = room(tiling_);
+    return {grids_.data(), grids_.data() + n, grids_.data() + 2 * n};
+  }
+
   void round_tile(const Tile& tile) {
     const auto n = size_t(tile.columns);
     const bool together = has_next_ && next_.tile.columns == tile.columns;
@@ -90,8 +95,8 @@ class ColumnWalk {
       float* to = static_cast<float*>(job_.y) + at;
       const bool looks = together && next_.seen < next_.tile.row_count;
       const ColumnKernels::Next other = looks ? next_row(next_) : ColumnKernels::Next{};
-      kernels_.row(x_row(tile, r), n, limit_.data(), least_.data(),
-                   stream_ != nullptr ? y_.data() : to, looks ? &other : nullptr);
+      kernels_.row(job_.numbers, x_row(tile, r), n, grids(), stream_ != nullptr ? y_.data() : to,
+                   looks ? &other : nullptr);
       if (stream_ != nullptr) stream_(y_.data(), to, n);
     }
   }
@@ -103,7 +108,7 @@ class ColumnWalk {
   Stream stream_;
   Columns now_, next_;
   bool has_next_ = false;
-  std::vector<float> limit_, least_, y_;
+  std::vector<float> grids_, y_;
 };
 
 }  // namespace bs

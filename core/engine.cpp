@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "block_params.h"
@@ -10,6 +11,7 @@
 #include "cpu.h"
 #include "float_env.h"
 #include "range_ends.h"
+#include "rows.h"
 #include "sub_blocks.h"
 #include "tiling.h"
 
@@ -20,7 +22,6 @@ namespace {
 enum class What : uint8_t { kFake, kCode, kDecode, kParams };
 
 constexpr uint32_t kFinite = kInfBits - 1;
-constexpr int64_t kRowBlock = 32;  // of the row kernels
 
 size_t code_bytes(int64_t bits) { return size_t(bits / 8); }
 
@@ -46,7 +47,10 @@ class Engine {
     if (job.scales == Scales::kChosen && extent > 1 && g_.rows() == 1 && kPiece % extent == 0) {
       if (what == What::kFake) fused_fake_ = kernels_.fused_fake(job_.numbers);
       if (what == What::kCode) fused_code_ = kernels_.fused_code(job_.numbers);
-      if (extent == kRowBlock && g_.inner().x == 1) find_row_kernels();
+    }
+    if (what == What::kFake || what == What::kCode) {
+      rows_.emplace(job_, what == What::kCode, kernels_, stream_);
+      if (!rows_->found()) rows_.reset();
     }
     if (what == What::kFake && job.scales == Scales::kChosen && extent == 1) {
       const bool plain = job.x_type == TensorType::kF32 && g_.inner().x == 1 && g_.inner().y == 1;
@@ -140,18 +144,33 @@ class Engine {
       Tile tile;
       for (int64_t i = first; i < last; ++i) {
         place(g_, t, i, tile);
-        w.params.overflows = false;
-        w.params.lifted = false;
-        if (fused_fake_ != nullptr || fused_code_ != nullptr) {
-          // the kernels choose
-        } else if (choose) {
-          choose_for(tile, w);
+        if (rows_) {
+          run_rows(tile, w, [&](const Tile& part) { run_tile(part, w, true); });
         } else {
-          params_from_stored(maker_, w.params, tile.blocks, tile.at);
+          run_tile(tile, w, choose);
         }
-        if (what_ != What::kParams) encode(tile, w);
       }
     });
+  }
+
+  void run_tile(const Tile& tile, Workspace& w, bool choose) {
+    w.params.overflows = false;
+    w.params.lifted = false;
+    if (fused_fake_ != nullptr || fused_code_ != nullptr) {
+      // the kernels choose
+    } else if (choose) {
+      choose_for(tile, w);
+    } else {
+      params_from_stored(maker_, w.params, tile.blocks, tile.at);
+    }
+    if (what_ != What::kParams) encode(tile, w);
+  }
+
+  template <class General>
+  void run_rows(const Tile& tile, Workspace& w, General general) {
+    auto* scales = static_cast<uint8_t*>(maker_.stored.scales);
+    rows_->run(tile, {w.x, w.y, w.codes}, scales == nullptr ? nullptr : scales + tile.at, general,
+               [&](float* from, unsigned char* to, size_t n) { store(from, to, n); });
   }
 
   void choose_for(const Tile& tile, Workspace& w) {
@@ -214,66 +233,27 @@ class Engine {
         spaces.size(), ColumnWalk(job_, columns_, t, stream_ ? kernels_.stream : nullptr));
     parallel(t.count, [&](int task, int64_t first, int64_t last) {
       Workspace& w = *spaces[size_t(task)];
-      walks[size_t(task)].run(first, last, [&](const Tile& tile) {
-        w.params.overflows = false;
-        w.params.lifted = false;
-        choose_for(tile, w);
-        encode(tile, w);
-      });
+      walks[size_t(task)].run(first, last, [&](const Tile& tile) { run_tile(tile, w, true); });
     });
   }
 
   void run_sub_blocks(const Tiling& t) {
+    auto spaces = workspaces(t);
     std::vector<std::unique_ptr<SubBlockWalk>> walks;
-    for (int64_t i = 0; i < std::clamp<int64_t>(t.count, 1, threads()); ++i) {
-      walks.push_back(std::make_unique<SubBlockWalk>(job_, kernels_, t));
+    for (size_t i = 0; i < spaces.size(); ++i) {
+      walks.push_back(std::make_unique<SubBlockWalk>(job_, kernels_));
     }
-    parallel(t.count,
-             [&](int task, int64_t first, int64_t last) { walks[size_t(task)]->run(first, last); });
-  }
-
-  void find_row_kernels() {
-    // Past the caches the pace of memory decides, and single blocks in turn suit it better.
-    if (what_ == What::kFake && g_.inner().y == 1 && !stream_) {
-      row_fake_ = kernels_.row_fake(job_.numbers, job_.x_type);
-    }
-    if (what_ == What::kCode) row_code_ = kernels_.row_code(job_.numbers, job_.x_type);
-  }
-
-  // Whole blocks of a tile of one row, as far as row kernels take them; how many columns.
-  int64_t encode_rows(const Tile& tile, Workspace& w) {
-    const int64_t done = tile.columns / kRowBlock * kRowBlock;
-    const Offset row = g_.row(tile.rows, tile.first_row);
-    const int bits = job_.numbers.element_format().stored_bits();
-    const auto* x = static_cast<const unsigned char*>(job_.x);
-    for (int64_t c = tile.column; c < tile.column + done; c += int64_t(kPiece)) {
-      const auto n = size_t(std::min<int64_t>(kPiece, tile.column + done - c));
-      const auto* from = x + (row.x + c) * kElementSize[int(job_.x_type)];
-      if (row_fake_ != nullptr) {
-        unsigned char* to = output(row, c);
-        row_fake_(from, n / kRowBlock, job_.numbers, to);
-      } else {
-        unsigned char* to = static_cast<unsigned char*>(job_.y) + code_bytes(row.y + c * bits);
-        auto* scales = static_cast<uint8_t*>(maker_.stored.scales) + tile.at +
-                       (c / kRowBlock - tile.first_block);
-        row_code_(from, n / kRowBlock, job_.numbers, bits == 8 ? to : w.codes, scales);
-        if (bits < 8) kernels_.pack(w.codes, n, bits, to);
+    parallel(t.count, [&](int task, int64_t first, int64_t last) {
+      auto general = [&](const Tile& tile) { walks[size_t(task)]->run(tile); };
+      Tile tile;
+      for (int64_t i = first; i < last; ++i) {
+        place(g_, t, i, tile);
+        rows_ ? run_rows(tile, *spaces[size_t(task)], general) : general(tile);
       }
-    }
-    return done;
+    });
   }
 
   void encode(const Tile& tile, Workspace& w) {
-    if (row_fake_ == nullptr && row_code_ == nullptr) return encode_pieces(tile, w);
-    const int64_t done = encode_rows(tile, w);
-    if (done == tile.columns) return;
-    Tile rest = tile;
-    rest.column += done;
-    rest.columns -= done;
-    encode_pieces(rest, w);
-  }
-
-  void encode_pieces(const Tile& tile, Workspace& w) {
     for_pieces(tile, w, [&](Piece& piece, size_t block, const Offset& row, int64_t column) {
       if (what_ == What::kFake) put_values(piece, row, column, w);
       if (what_ == What::kCode) put_codes(piece, row, column, tile.at + int64_t(block), w);
@@ -437,8 +417,7 @@ class Engine {
   CodeKernel code_ = nullptr;
   FusedFakeKernel fused_fake_ = nullptr;
   FusedCodeKernel fused_code_ = nullptr;
-  RowFakeKernel row_fake_ = nullptr;
-  RowCodeKernel row_code_ = nullptr;
+  std::optional<RowWalk> rows_;
   ColumnKernels columns_{};
   DecodeKernel decode_ = nullptr;
   PackedKernel packed_ = nullptr;

@@ -20,53 +20,63 @@ static void column_look(const ColumnKernels::Next& next, size_t n) {
 }
 
 template <class E>
-static bool column_grids(const Numbers& numbers, const uint32_t* amax, size_t n, float* limit,
-                         float* least) {
+static bool column_grids(const Numbers& numbers, const uint32_t* own, const uint32_t* amax,
+                         size_t n, ColumnKernels::Grids to) {
   const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);
   bool ordinary = true;
   for (size_t i = 0; i < n; i += 16) {
-    const Grids grids(_mm512_maskz_loadu_epi32(lanes_of(n - i), amax + i), rule);
-    _mm512_storeu_si512(limit + i, grids.limit);
-    _mm512_storeu_si512(least + i, grids.least);
+    const __mmask16 m = lanes_of(n - i);
+    const Grids grids(_mm512_maskz_loadu_epi32(m, own + i), _mm512_maskz_loadu_epi32(m, amax + i),
+                      rule);
+    _mm512_storeu_si512(to.limit + i, grids.limit);
+    _mm512_storeu_si512(to.least + i, grids.least);
+    _mm512_storeu_si512(to.kept + i, grids.kept);
     ordinary &= grids.ordinary;
   }
   return ordinary;
 }
 
-template <class E, bool kNext>
-static void column_row_of(const float* x, size_t n, const float* limit, const float* least,
-                          float* y, ColumnKernels::Next next) {
+static BS_INLINE Grid grid_at(const ColumnKernels::Grids& grids, size_t i) {
+  return {_mm512_loadu_si512(grids.limit + i), _mm512_loadu_si512(grids.least + i),
+          _mm512_loadu_si512(grids.kept + i)};
+}
+
+template <class E, Way kWay, bool kNext>
+static void column_row_of(const float* x, size_t n, const ColumnKernels::Grids& grids,
+                          const GridRule& rule, float* y, ColumnKernels::Next next) {
   size_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
+    const OnGrid<E, kWay> grid(grid_at(grids, i), rule);
     _mm512_storeu_si512(y + i, grid(_mm512_loadu_ps(x + i)));
     if constexpr (kNext) look_at(next, i, 0xffff);
   }
   if (i == n) return;
   const __mmask16 m = lanes_of(n - i);
-  const OnGrid<E, false> grid(_mm512_loadu_ps(limit + i), _mm512_loadu_ps(least + i));
+  const OnGrid<E, kWay> grid(grid_at(grids, i), rule);
   _mm512_mask_storeu_epi32(y + i, m, grid(_mm512_maskz_loadu_ps(m, x + i)));
   if constexpr (kNext) look_at(next, i, m);
 }
 
-template <class E>
-static void column_row(const float* x, size_t n, const float* limit, const float* least, float* y,
+template <class E, Way kWay>
+static void column_row(const Numbers& numbers, const float* x, size_t n,
+                       const ColumnKernels::Grids& grids, float* y,
                        const ColumnKernels::Next* next) {
+  const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);
   if (next != nullptr) {
-    column_row_of<E, true>(x, n, limit, least, y, *next);
+    column_row_of<E, kWay, true>(x, n, grids, rule, y, *next);
   } else {
-    column_row_of<E, false>(x, n, limit, least, y, {});
+    column_row_of<E, kWay, false>(x, n, grids, rule, y, {});
   }
 }
 
-template <class E>
+template <class E, Way kWay>
 static ColumnKernels column_kernels_of() {
-  return {column_look, column_grids<E>, column_row<E>};
+  return {column_look, column_grids<E>, column_row<E, kWay>};
 }
 
 #else
 
-template <class E>
+template <class E, Way kWay>
 static ColumnKernels column_kernels_of() {
   return {};
 }

@@ -3,7 +3,11 @@
 
 static void load_f32(const void* from, ptrdiff_t stride, float* to, size_t n) {
   const auto* x = static_cast<const float*>(from);
-  for (size_t i = 0; i < n; ++i) to[i] = x[ptrdiff_t(i) * stride];
+  if (stride == 1) {
+    memcpy(to, x, n * sizeof(float));
+  } else {
+    for (size_t i = 0; i < n; ++i) to[i] = x[ptrdiff_t(i) * stride];
+  }
 }
 
 static void load_bf16(const void* from, ptrdiff_t stride, float* to, size_t n) {
@@ -33,7 +37,11 @@ static void load_f16(const void* from, ptrdiff_t stride, float* to, size_t n) {
 
 static void store_f32(const float* from, void* to, ptrdiff_t stride, size_t n) {
   auto* y = static_cast<float*>(to);
-  for (size_t i = 0; i < n; ++i) y[ptrdiff_t(i) * stride] = from[i];
+  if (stride == 1) {
+    memcpy(y, from, n * sizeof(float));
+  } else {
+    for (size_t i = 0; i < n; ++i) y[ptrdiff_t(i) * stride] = from[i];
+  }
 }
 
 static void store_bf16(const float* from, void* to, ptrdiff_t stride, size_t n) {

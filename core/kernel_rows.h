@@ -1,16 +1,11 @@
-// Rows of MX blocks of 32 from memory to memory, 16 blocks at a time: their maxima are found side
-// by side, so that what a block costs beside its elements is shared by 16. AVX-512. Included once
-// per instruction set, inside its namespace.
+// Rows of MX blocks from memory to memory, 16 blocks at a time: their maxima are found side by
+// side, so that what a block costs beside its elements is shared by 16. AVX-512. Included once per
+// instruction set, inside its namespace.
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 
-inline constexpr size_t kGroup = 16;  // blocks
-inline constexpr size_t kBlock = 32;  // elements
-
-static BS_INLINE __m512i all_of(int32_t value) { return _mm512_set1_epi32(value); }
-
-// A block of each type of tensor: 32 elements as two vectors of floats, in any order, and back.
-// `greatest`: numbers that order as the magnitudes do, whose maximum `magnitude` makes float32 of.
+// A block of 32 of each type of tensor: two vectors of floats, in any order, and back. `greatest`:
+// numbers that order as the magnitudes do, whose maximum `magnitude` makes float32 of.
 template <TensorType T>
 struct Elements;
 
@@ -31,8 +26,6 @@ struct Elements<TensorType::kF32> {
     _mm512_storeu_ps(y, a);
     _mm512_storeu_ps(y + 16, b);
   }
-  static void widen(const float* x, float* to) { load_f32(x, 1, to, kBlock); }
-  static void narrow(const float* from, float* y) { store_f32(from, y, 1, kBlock); }
 };
 
 // Magnitudes of 16 bits: the upper half decides, the lower one is cut off at the end.
@@ -59,8 +52,6 @@ struct Elements<TensorType::kBf16> {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
     _mm512_storeu_si512(y, _mm512_or_si512(low, _mm512_castps_si512(b)));
   }
-  static void widen(const uint16_t* x, float* to) { load_bf16(x, 1, to, kBlock); }
-  static void narrow(const float* from, uint16_t* y) { store_bf16(from, y, 1, kBlock); }
 };
 
 template <>
@@ -81,12 +72,10 @@ struct Elements<TensorType::kF16> {
     _mm256_storeu_si256(to, _mm512_cvtps_ph(a, nearest));
     _mm256_storeu_si256(to + 1, _mm512_cvtps_ph(b, nearest));
   }
-  static void widen(const uint16_t* x, float* to) { load_f16(x, 1, to, kBlock); }
-  static void narrow(const float* from, uint16_t* y) { store_f16(from, y, 1, kBlock); }
 };
 
 // Lane i of the result: the greatest of vector i.
-static BS_INLINE __m512i greatest_of_each(const __m512i v[kGroup]) {
+static BS_INLINE __m512i greatest_of_each(const __m512i v[kRowGroup]) {
   __m512i pairs[8], quads[4], halves[2];
   for (int i = 0; i < 8; ++i) {
     pairs[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
@@ -105,162 +94,139 @@ static BS_INLINE __m512i greatest_of_each(const __m512i v[kGroup]) {
 }
 
 // A group is read in one go: memory is asked for what comes after it while its results are made.
-template <class T>
-static BS_INLINE void ahead(const T* x) {
-  constexpr size_t distance = 8192;  // bytes
-  const auto* at = reinterpret_cast<const char*>(x) + distance;
-  for (size_t i = 0; i < kBlock * sizeof(T); i += 64) _mm_prefetch(at + i, _MM_HINT_T0);
+static BS_INLINE void ahead(const void* x, size_t bytes) {
+  constexpr size_t distance = 8192;
+  const auto* at = static_cast<const char*>(x) + distance;
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(at + i, _MM_HINT_T0);
 }
 
-// The grids of 16 blocks, a lane each: bits of floats, as in GridRule.
-struct Grids {
-  __m512i limit, least;
-  __m512i exponent;  // of the scale
-  bool ordinary;     // the general kernels are not needed
+// Those of a group, to be taken one by one.
+struct InTurn {
+  alignas(64) int32_t limit[kRowGroup];
+  alignas(64) int32_t least[kRowGroup];
+  alignas(64) int32_t kept[kRowGroup];
 
-  BS_INLINE Grids(__m512i amax, const GridRule& rule) {
-    const __m512i field = _mm512_srai_epi32(_mm512_add_epi32(amax, all_of(rule.increment)), 23);
-    exponent = _mm512_sub_epi32(field, all_of(127 + rule.emax));
-    const __m512i near =
-        _mm512_max_epi32(exponent, all_of(rule.lowest));  // all of a block of zeros
-    const __mmask16 low =
-        _mm512_cmplt_epi32_mask(exponent, near) | _mm512_cmplt_epi32_mask(amax, all_of(0x00800000));
-    const __mmask16 high = _mm512_cmpgt_epi32_mask(exponent, all_of(rule.highest));
-    const __mmask16 special = _mm512_cmpge_epi32_mask(amax, all_of(int32_t(kInfBits)));
-    ordinary = ((low & _mm512_test_epi32_mask(amax, amax)) | high | special) == 0;
-    const __m512i moved = _mm512_slli_epi32(near, 23);
-    limit = _mm512_add_epi32(moved, all_of(rule.limit));
-    least = _mm512_add_epi32(moved, all_of(rule.least));
+  BS_INLINE explicit InTurn(const Grids& grids) {
+    _mm512_store_si512(limit, grids.limit);
+    _mm512_store_si512(least, grids.least);
+    _mm512_store_si512(kept, grids.kept);
   }
-  BS_INLINE __m128i codes() const {
-    const __m512i code = _mm512_add_epi32(exponent, all_of(127));
-    return _mm512_cvtepi32_epi8(_mm512_max_epi32(code, _mm512_setzero_si512()));
+  BS_INLINE Grid operator[](size_t b) const {
+    return {all_of(limit[b]), all_of(least[b]), all_of(kept[b])};
   }
 };
 
-// Those of a group of blocks in memory, to be taken one by one.
-struct GroupGrids {
-  alignas(64) float limit[kGroup];
-  alignas(64) float least[kGroup];
-  __m128i scales;
-  bool ordinary;
-};
+// A group of blocks of some length: its maxima, and its elements on the grids G.
+template <TensorType T, size_t kLength>
+struct Group;
 
 template <TensorType T>
-static BS_INLINE void find_grids(const __m512i v[kGroup], const GridRule& rule, GroupGrids& g) {
-  const Grids grids(Elements<T>::magnitude(greatest_of_each(v)), rule);
-  _mm512_store_si512(g.limit, grids.limit);
-  _mm512_store_si512(g.least, grids.least);
-  g.scales = grids.codes();
-  g.ordinary = grids.ordinary;
-}
-
-// Elements on the grid of their block, and where asked for their codes, in the low byte of each
-// lane.
-template <class E, bool kCodes>
-struct OnGrid;
-
-template <int ID, bool kCodes>
-struct OnGrid<FloatElement<ID>, kCodes> {
-  static constexpr Format kFormat = kFormats[ID];
-  static constexpr int kShift = 23 - kFormat.mantissa_bits;
-  __m512 limit;
-  __m512i least, origin;
-
-  BS_INLINE OnGrid(float largest, float smallest)
-      : OnGrid(_mm512_set1_ps(largest), _mm512_set1_ps(smallest)) {}
-  BS_INLINE OnGrid(__m512 largest, __m512 smallest)
-      : limit(largest), least(_mm512_castps_si512(smallest)) {
-    if constexpr (kCodes) origin = _mm512_srli_epi32(least, kShift);
+struct Group<T, 32> {
+  using Type = typename Elements<T>::Type;
+  static BS_INLINE __m512i maxima(const Type* x) {
+    __m512i v[kRowGroup];
+    for (size_t b = 0; b < kRowGroup; ++b) v[b] = Elements<T>::greatest(x + b * 32);
+    return Elements<T>::magnitude(greatest_of_each(v));
   }
-  BS_INLINE __m512i operator()(__m512 x) const {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512 magnitude = _mm512_range_ps(x, limit, 0x0a);  // the smaller, without a sign
-    const __m512i field =
-        _mm512_and_si512(_mm512_castps_si512(magnitude), all_of(int32_t(kInfBits)));
-    const __m512i binade = _mm512_max_epi32(field, least);
-    const __m512 anchor = _mm512_castsi512_ps(_mm512_add_epi32(binade, all_of(kShift << 23)));
-    const __m512 sum = _mm512_add_ps(magnitude, anchor);
-    constexpr int or_and = 0xf8;  // a | (b & c)
-    if constexpr (!kCodes) {
-      const __m512i r = _mm512_castps_si512(_mm512_sub_ps(sum, anchor));
-      return _mm512_ternarylogic_epi32(r, bits, all_of(int32_t(kSign)), or_and);
+  template <class G>
+  static BS_INLINE void round(const Type* x, const Grids& grids, const GridRule& rule, Type* y) {
+    const InTurn each(grids);
+    for (size_t b = 0; b < kRowGroup; ++b, x += 32, y += 32) {
+      const G grid(each[b], rule);
+      __m512 low, high;
+      Elements<T>::load(x, low, high);
+      ahead(x, 32 * sizeof(Type));
+      Elements<T>::store(y, _mm512_castsi512_ps(grid(low)), _mm512_castsi512_ps(grid(high)));
     }
-    // The last bits of the anchor are 0: those of the sum count steps of the binade.
-    const __m512i steps = _mm512_sub_epi32(_mm512_castps_si512(sum), origin);
-    const __m512i code = _mm512_add_epi32(steps, _mm512_srli_epi32(binade, kShift));
-    const __m512i sign = _mm512_srli_epi32(bits, 32 - kFormat.bits);
-    return _mm512_ternarylogic_epi32(code, sign, all_of(1 << (kFormat.bits - 1)), or_and);
   }
 };
 
-template <int F, bool kCodes>
-struct OnGrid<FixedElement<F>, kCodes> {
-  __m512 limit, bottom, anchor;
-
-  BS_INLINE OnGrid(float largest, float of_anchor)
-      : OnGrid(_mm512_set1_ps(largest), _mm512_set1_ps(of_anchor)) {}
-  BS_INLINE OnGrid(__m512 largest, __m512 of_anchor)
-      : limit(largest), bottom(_mm512_sub_ps(_mm512_setzero_ps(), largest)), anchor(of_anchor) {}
-  BS_INLINE __m512i operator()(__m512 x) const {
-    const __m512 v = _mm512_max_ps(_mm512_min_ps(x, limit), bottom);
-    const __m512 sum = _mm512_add_ps(v, anchor);
-    return _mm512_castps_si512(kCodes ? sum : _mm512_sub_ps(sum, anchor));
-  }
-};
-
-template <class E, TensorType T>
-static BS_COLD void fake_one_by_one(const typename Elements<T>::Type* x, size_t blocks,
-                                    const Numbers& numbers, typename Elements<T>::Type* y) {
-  const Ties ties = ties_of(numbers);
-  const MxRule rule = mx_rule_of(numbers);
-  float wide[kBlock], out[kBlock];
-  for (size_t b = 0; b < blocks; ++b) {
-    Elements<T>::widen(x + b * kBlock, wide);
-    fused_fake_block<E, HalfEven>(wide, kBlock, rule, ties, nullptr, out);
-    Elements<T>::narrow(out, y + b * kBlock);
-  }
+static BS_INLINE __m512i magnitudes(const float* x) {
+  return _mm512_and_si512(_mm512_loadu_si512(x), all_of(int32_t(kMagnitude)));
 }
 
-template <class E, TensorType T>
-static BS_COLD void code_one_by_one(const typename Elements<T>::Type* x, size_t blocks,
-                                    const Numbers& numbers, uint8_t* codes, uint8_t* scales) {
-  const Ties ties = ties_of(numbers);
-  const MxRule rule = mx_rule_of(numbers);
-  float wide[kBlock];
-  for (size_t b = 0; b < blocks; ++b) {
-    Elements<T>::widen(x + b * kBlock, wide);
-    fused_code_block<E, HalfEven>(wide, kBlock, rule, ties, nullptr, codes + b * kBlock,
-                                  scales + b);
+template <>
+struct Group<TensorType::kF32, 16> {
+  static BS_INLINE __m512i maxima(const float* x) {
+    __m512i v[kRowGroup];
+    for (size_t b = 0; b < kRowGroup; ++b) v[b] = magnitudes(x + b * 16);
+    return greatest_of_each(v);
   }
+  template <class G>
+  static BS_INLINE void round(const float* x, const Grids& grids, const GridRule& rule, float* y) {
+    const InTurn each(grids);
+    for (size_t b = 0; b < kRowGroup; ++b, x += 16, y += 16) {
+      const G grid(each[b], rule);
+      const __m512i r = grid(_mm512_loadu_ps(x));
+      ahead(x, 64);
+      _mm512_storeu_si512(y, r);
+    }
+  }
+};
+
+// Vector i holds blocks 2i and 2i + 1, whose lanes in the maxima are these and four further on.
+template <>
+struct Group<TensorType::kF32, 8> {
+  static constexpr int kLanes[8] = {0, 1, 2, 3, 8, 9, 10, 11};
+  static BS_INLINE __m512i maxima(const float* x) {
+    __m512i pairs[4], quads[2];
+    for (int i = 0; i < 4; ++i) {
+      const __m512i a = magnitudes(x + i * 32), b = magnitudes(x + i * 32 + 16);
+      pairs[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+    for (int i = 0; i < 2; ++i) {
+      quads[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                                  _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+    }
+    return _mm512_max_epi32(_mm512_shuffle_i32x4(quads[0], quads[1], 0x88),
+                            _mm512_shuffle_i32x4(quads[0], quads[1], 0xdd));
+  }
+  template <class G>
+  static BS_INLINE void round(const float* x, const Grids& grids, const GridRule& rule, float* y) {
+    const __m512i halves = _mm512_inserti64x4(all_of(0), _mm256_set1_epi32(4), 1);
+    for (int i = 0; i < 8; ++i, x += 16, y += 16) {
+      const __m512i lanes = _mm512_add_epi32(halves, all_of(kLanes[i]));
+      auto spread = [&](__m512i of) { return _mm512_permutexvar_epi32(lanes, of); };
+      const G grid({spread(grids.limit), spread(grids.least), spread(grids.kept)}, rule);
+      const __m512i r = grid(_mm512_loadu_ps(x));
+      ahead(x, 64);
+      _mm512_storeu_si512(y, r);
+    }
+  }
+};
+
+// Calls group(x, y) for group after group until one returns false; the last one, of fewer blocks,
+// with zeros behind them. How many blocks are done.
+template <size_t kLength, class In, class Out, class Body>
+static BS_INLINE size_t for_groups(const In* x, size_t blocks, Out* y, Body group) {
+  constexpr size_t size = kRowGroup * kLength;
+  size_t done = 0;
+  for (; done + kRowGroup <= blocks; done += kRowGroup, x += size, y += size) {
+    if (!group(x, y)) return done;
+  }
+  if (done == blocks) return done;
+  const size_t rest = (blocks - done) * kLength;
+  In from[size] = {};
+  Out to[size];
+  memcpy(from, x, rest * sizeof(In));
+  if (!group(from, to)) return done;
+  memcpy(y, to, rest * sizeof(Out));
+  return blocks;
 }
 
 // y may be x.
-template <class E, TensorType T>
-static void row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to) {
+template <class E, TensorType T, Way kWay, size_t kLength>
+static size_t row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to) {
   using Type = typename Elements<T>::Type;
+  using Blocks = Group<T, kLength>;
   const GridRule rule = grid_rule_of<E>(numbers, T);
-  const auto* x = static_cast<const Type*>(from);
-  auto* y = static_cast<Type*>(to);
-  GroupGrids g;
-  __m512i v[kGroup];
-  for (; blocks >= kGroup; blocks -= kGroup, x += kGroup * kBlock, y += kGroup * kBlock) {
-    for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
-    find_grids<T>(v, rule, g);
-    if (!g.ordinary) {
-      fake_one_by_one<E, T>(x, kGroup, numbers, y);
-      continue;
-    }
-    for (size_t b = 0; b < kGroup; ++b) {
-      const OnGrid<E, false> grid(g.limit[b], g.least[b]);
-      __m512 low, high;
-      Elements<T>::load(x + b * kBlock, low, high);
-      ahead(x + b * kBlock);
-      Elements<T>::store(y + b * kBlock, _mm512_castsi512_ps(grid(low)),
-                         _mm512_castsi512_ps(grid(high)));
-    }
-  }
-  if (blocks > 0) fake_one_by_one<E, T>(x, blocks, numbers, y);
+  return for_groups<kLength>(static_cast<const Type*>(from), blocks, static_cast<Type*>(to),
+                             [&](const Type* x, Type* y) BS_INLINE_LAMBDA {
+                               const Grids grids(Blocks::maxima(x), rule);
+                               if (grids.ordinary)
+                                 Blocks::template round<OnGrid<E, kWay>>(x, grids, rule, y);
+                               return grids.ordinary;
+                             });
 }
 
 // 32 codes, of vectors in the order in which Elements gives them.
@@ -278,38 +244,41 @@ static BS_INLINE void store_codes(__m512i low, __m512i high, uint8_t* codes) {
 }
 
 template <class E, TensorType T>
-static void row_code(const void* from, size_t blocks, const Numbers& numbers,
-                     uint8_t* BS_RESTRICT codes, uint8_t* BS_RESTRICT scales) {
+static size_t row_code(const void* from, size_t blocks, const Numbers& numbers,
+                       uint8_t* BS_RESTRICT codes, uint8_t* BS_RESTRICT scales) {
+  using Type = typename Elements<T>::Type;
   const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);  // codes fit any range
-  const auto* x = static_cast<const typename Elements<T>::Type*>(from);
-  GroupGrids g;
-  __m512i v[kGroup];
-  for (; blocks >= kGroup; blocks -= kGroup, x += kGroup * kBlock) {
-    for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
-    find_grids<T>(v, rule, g);
-    if (g.ordinary) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(scales), g.scales);
-      for (size_t b = 0; b < kGroup; ++b) {
-        const OnGrid<E, true> grid(g.limit[b], g.least[b]);
-        __m512 low, high;
-        Elements<T>::load(x + b * kBlock, low, high);
-        ahead(x + b * kBlock);
-        store_codes<T>(grid(low), grid(high), codes + b * kBlock);
-      }
-    } else {
-      code_one_by_one<E, T>(x, kGroup, numbers, codes, scales);
-    }
-    codes += kGroup * kBlock;
-    scales += kGroup;
-  }
-  if (blocks > 0) code_one_by_one<E, T>(x, blocks, numbers, codes, scales);
+  const auto* last = scales + blocks;
+  return for_groups<32>(static_cast<const Type*>(from), blocks, codes,
+                        [&](const Type* x, uint8_t* y) BS_INLINE_LAMBDA {
+                          const Grids grids(Group<T, 32>::maxima(x), rule);
+                          if (!grids.ordinary) return false;
+                          const size_t n =
+                              size_t(last - scales) < kRowGroup ? size_t(last - scales) : kRowGroup;
+                          _mm_mask_storeu_epi8(scales, __mmask16((1u << n) - 1), grids.codes());
+                          scales += n;
+                          const InTurn each(grids);
+                          for (size_t b = 0; b < kRowGroup; ++b, x += 32, y += 32) {
+                            const OnGrid<E, Way::kPlain, true> grid(each[b], rule);
+                            __m512 low, high;
+                            Elements<T>::load(x, low, high);
+                            ahead(x, 32 * sizeof(Type));
+                            store_codes<T>(grid(low), grid(high), y);
+                          }
+                          return true;
+                        });
 }
 
-template <class E>
-static RowFakeKernel row_fake_of(TensorType type) {
-  if (type == TensorType::kBf16) return row_fake<E, TensorType::kBf16>;
-  if (type == TensorType::kF16) return row_fake<E, TensorType::kF16>;
-  return row_fake<E, TensorType::kF32>;
+template <class E, Way kWay>
+static RowFakeKernel row_fake_of(TensorType type, size_t length) {
+  constexpr TensorType f32 = TensorType::kF32, bf16 = TensorType::kBf16, f16 = TensorType::kF16;
+  if (length == 32 && type == bf16) return row_fake<E, bf16, kWay, 32>;
+  if (length == 32 && type == f16) return row_fake<E, f16, kWay, 32>;
+  if (type != f32) return nullptr;
+  return length == 32   ? row_fake<E, f32, kWay, 32>
+         : length == 16 ? row_fake<E, f32, kWay, 16>
+         : length == 8  ? row_fake<E, f32, kWay, 8>
+                        : nullptr;
 }
 
 template <class E>
@@ -321,8 +290,8 @@ static RowCodeKernel row_code_of(TensorType type) {
 
 #else
 
-template <class E>
-static RowFakeKernel row_fake_of(TensorType) {
+template <class E, Way kWay>
+static RowFakeKernel row_fake_of(TensorType, size_t) {
   return nullptr;
 }
 template <class E>

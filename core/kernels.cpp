@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "half.h"
 
@@ -32,12 +33,14 @@ namespace {
 // And these all of the above.
 #include "kernel_encode.h"
 #include "kernel_fused.h"
-#include "kernel_lut.h"
-// These fall back on kernel_fused.h.
 #include "kernel_grid.h"
-#include "kernel_rows.h"
-// On the grids of kernel_rows.h.
+#include "kernel_lut.h"
+// These the grids of kernel_grid.h.
+#include "kernel_on_grid.h"
+// These the elements of kernel_on_grid.h.
 #include "kernel_columns.h"
+#include "kernel_pairs.h"
+#include "kernel_rows.h"
 
 // The kernel of a rounding: `choose` is called with a value of its type.
 template <class Choose>
@@ -66,6 +69,9 @@ auto by_element(const Numbers& numbers, Choose choose) {
       return choose(FixedElement<0>{});
   }
 }
+
+template <Way kWay>
+using Is = std::integral_constant<Way, kWay>;
 
 FakeKernel fake_kernel(const Numbers& numbers) {
   return by_element(numbers, [&](auto e) {
@@ -106,19 +112,44 @@ FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
   });
 }
 
-RowFakeKernel row_fake_kernel(const Numbers& numbers, TensorType type) {
-  if (!has_grid(numbers)) return nullptr;
-  return by_element(numbers, [&](auto e) { return row_fake_of<decltype(e)>(type); });
+// Calls choose(element, way) with values of types that say them.
+template <class Choose>
+auto by_way(const Numbers& numbers, Choose choose) {
+  return by_element(numbers, [&](auto e) -> decltype(choose(e, Is<Way::kPlain>{})) {
+    switch (way_of(numbers)) {
+      case Way::kNone:
+        return {};
+      case Way::kPlain:
+        return choose(e, Is<Way::kPlain>{});
+      case Way::kZeros:
+        return choose(e, Is<Way::kZeros>{});
+      case Way::kTies:
+        if constexpr (kIsFixed<decltype(e)>) return choose(e, Is<Way::kTies>{});
+    }
+    return {};
+  });
 }
 
-RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type) {
-  if (!has_grid(numbers) || !has_bytes(numbers)) return nullptr;
+RowFakeKernel row_fake_kernel(const Numbers& numbers, TensorType type, size_t length) {
+  if (numbers.sub_block > 2 || !exact_in(type, numbers)) return nullptr;
+  return by_way(numbers, [&](auto e, auto way) -> RowFakeKernel {
+    if (numbers.sub_block == 0) return row_fake_of<decltype(e), way.value>(type, length);
+    if constexpr (std::is_same_v<decltype(e), FixedElement<0>>) {
+      if (numbers.sub_block == 2) return pair_fake_of<way.value>(type, length);
+    }
+    return nullptr;
+  });
+}
+
+RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type, size_t length) {
+  if (way_of(numbers) != Way::kPlain || !has_bytes(numbers) || length != 32) return nullptr;
   return by_element(numbers, [&](auto e) { return row_code_of<decltype(e)>(type); });
 }
 
 ColumnKernels column_kernels(const Numbers& numbers) {
-  if (!has_grid(numbers)) return {};
-  return by_element(numbers, [&](auto e) { return column_kernels_of<decltype(e)>(); });
+  return by_way(numbers, [&](auto e, auto way) -> ColumnKernels {
+    return column_kernels_of<decltype(e), way.value>();
+  });
 }
 
 #define BS_STRING_(x) #x

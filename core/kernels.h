@@ -45,11 +45,13 @@ using CodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uint16_t
 // Choose the scales of whole blocks and use them at once; `scales` gets their bytes.
 using FusedFakeKernel = void (*)(const Piece&, const Numbers&, float* out);
 using FusedCodeKernel = void (*)(const Piece&, const Numbers&, uint8_t* out, uint8_t* scales);
-// The same for rows of blocks of 32 elements as they lie in memory; y may be x. `codes`: a byte
-// each.
-using RowFakeKernel = void (*)(const void* x, size_t blocks, const Numbers&, void* y);
-using RowCodeKernel = void (*)(const void* x, size_t blocks, const Numbers&, uint8_t* codes,
-                               uint8_t* scales);
+// The same for rows of blocks as they lie in memory; y may be x. `codes`: a byte each. How many
+// blocks are done: before the last one they stop where at least one of the next kRowGroup needs the
+// general kernels.
+inline constexpr size_t kRowGroup = 16;
+using RowFakeKernel = size_t (*)(const void* x, size_t blocks, const Numbers&, void* y);
+using RowCodeKernel = size_t (*)(const void* x, size_t blocks, const Numbers&, uint8_t* codes,
+                                 uint8_t* scales);
 // The same for blocks that run across rows, float32, n columns of one row at a time.
 struct ColumnKernels {
   // A row of a tile that comes next: raises the maxima of its columns.
@@ -58,11 +60,16 @@ struct ColumnKernels {
     const float* ahead;  // where memory is read after that
     uint32_t* amax;
   };
+  // What `row` rounds by: see kernel_on_grid.h.
+  struct Grids {
+    float *limit, *least, *kept;
+  };
   void (*look)(const Next&, size_t n) = nullptr;
-  // Of maxima what `row` rounds by, or false: the general kernels are needed.
-  bool (*grids)(const Numbers&, const uint32_t* amax, size_t n, float* limit, float* least);
+  // From maxima, of sub-blocks and of their blocks (or twice the same), or false: the general
+  // kernels are needed.
+  bool (*grids)(const Numbers&, const uint32_t* own, const uint32_t* amax, size_t n, Grids to);
   // Rounds a row; and looks at another, if there is one: memory is read while results are made.
-  void (*row)(const float* x, size_t n, const float* limit, const float* least, float* y,
+  void (*row)(const Numbers&, const float* x, size_t n, const Grids& grids, float* y,
               const Next* next);
 };
 using DecodeKernel = void (*)(const Piece&, const Numbers&, const uint8_t* codes,
@@ -91,8 +98,9 @@ struct Kernels {
   CodeKernel (*code)(const Numbers&);
   FusedFakeKernel (*fused_fake)(const Numbers&);  // null where the numbers have none
   FusedCodeKernel (*fused_code)(const Numbers&);
-  RowFakeKernel (*row_fake)(const Numbers&, TensorType);  // null where there is none
-  RowCodeKernel (*row_code)(const Numbers&, TensorType);
+  // For blocks of so many elements; null where there is none.
+  RowFakeKernel (*row_fake)(const Numbers&, TensorType, size_t length);
+  RowCodeKernel (*row_code)(const Numbers&, TensorType, size_t length);
   ColumnKernels (*columns)(const Numbers&);
   DecodeKernel (*decode)(const Numbers&);
   PackedKernel (*decode_packed)(const Numbers&);  // null where the numbers have none

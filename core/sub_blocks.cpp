@@ -14,8 +14,10 @@ int64_t length_of(const Geometry& g) {
   return g.inner().extent > 1 ? g.inner().extent : std::max<int64_t>(g.rows(), 1);
 }
 
-// As many blocks as `kTogether` elements have, and a vector's worth at least.
-size_t room_of(int64_t length) { return size_t(std::max<int64_t>(kTogether / length, 16)); }
+// As many blocks as `kTogether` elements have, in whole vectors.
+size_t room_of(int64_t length) {
+  return size_t(std::max<int64_t>(kTogether / length, 16)) / 16 * 16;
+}
 
 size_t runs_of(int64_t length, const Numbers& n) {
   return size_t((length + n.sub_block - 1) / n.sub_block);
@@ -23,11 +25,10 @@ size_t runs_of(int64_t length, const Numbers& n) {
 
 }  // namespace
 
-SubBlockWalk::SubBlockWalk(const Job& job, const Kernels& kernels, const Tiling& tiling)
+SubBlockWalk::SubBlockWalk(const Job& job, const Kernels& kernels)
     : job_(job),
       g_(job.geometry),
       kernels_(kernels),
-      tiling_(tiling),
       along_(g_.inner().extent > 1),
       length_(length_of(g_)),
       room_(room_of(length_)),
@@ -36,21 +37,56 @@ SubBlockWalk::SubBlockWalk(const Job& job, const Kernels& kernels, const Tiling&
       x_(size_t(length_) * room_),
       y_(size_t(length_) * room_),
       amax_(room_),
-      exponents_(room_) {}
+      exponents_(room_) {
+  const Dim& inner = g_.inner();
+  const bool floats = job.x_type == TensorType::kF32 && job.y_type == TensorType::kF32;
+  if (along_ || !floats || inner.x != 1 || inner.y != 1) return;
+  columns_ = kernels.columns(job.numbers);
+  if (columns_.row != nullptr) grids_.resize(3 * runs_ * room_);
+}
 
-void SubBlockWalk::run(int64_t first, int64_t last) {
-  Tile tile;
-  for (int64_t i = first; i < last; ++i) {
-    place(g_, tiling_, i, tile);
-    const int64_t blocks = along_ ? (tile.columns + length_ - 1) / length_ : tile.columns;
-    for (int64_t b = 0; b < blocks; b += int64_t(room_)) {
-      const size_t n = std::min(room_, size_t(blocks - b));
-      load(tile, b, n);
-      choose(n);
-      round_rows(n);
-      store(tile, b, n);
-    }
+void SubBlockWalk::run(const Tile& tile) {
+  const int64_t blocks = along_ ? (tile.columns + length_ - 1) / length_ : tile.columns;
+  for (int64_t b = 0; b < blocks; b += int64_t(room_)) {
+    const size_t n = std::min(room_, size_t(blocks - b));
+    if (columns_.row != nullptr && round_columns(tile, b, n)) continue;
+    load(tile, b, n);
+    choose(n);
+    round_rows(n);
+    store(tile, b, n);
   }
+}
+
+// Maxima and results row by row as they lie in memory; false, and nothing done, where the general
+// kernels are needed.
+bool SubBlockWalk::round_columns(const Tile& tile, int64_t block, size_t blocks) {
+  const Numbers& numbers = job_.numbers;
+  uint32_t* own = params_.extremes().amax;
+  params_.clear_extremes(runs_ * room_);
+  auto run_of = [&](int64_t j) { return size_t(j / numbers.sub_block) * room_; };
+  auto x_row = [&](int64_t j) {
+    return static_cast<const float*>(job_.x) + row_of(tile, block, blocks, j).first.x;
+  };
+  for (int64_t j = 0; j < tile.row_count; ++j) {
+    const float* x = x_row(j);
+    columns_.look({x, x, own + run_of(j)}, blocks);
+  }
+  std::fill(amax_.begin(), amax_.end(), 0u);
+  for (size_t run = 0; run < runs_ * room_; run += room_) {
+    for (size_t b = 0; b < room_; ++b) amax_[b] = std::max(amax_[b], own[run + b]);
+  }
+  auto grids = [&](size_t run) {
+    float* at = grids_.data() + run;
+    return ColumnKernels::Grids{at, at + runs_ * room_, at + 2 * runs_ * room_};
+  };
+  for (size_t run = 0; run < runs_ * room_; run += room_) {
+    if (!columns_.grids(numbers, own + run, amax_.data(), blocks, grids(run))) return false;
+  }
+  for (int64_t j = 0; j < tile.row_count; ++j) {
+    float* y = static_cast<float*>(job_.y) + row_of(tile, block, blocks, j).first.y;
+    columns_.row(numbers, x_row(j), blocks, grids(run_of(j)), y, nullptr);
+  }
+  return true;
 }
 
 SubBlockWalk::Row SubBlockWalk::row_of(const Tile& tile, int64_t block, size_t blocks,

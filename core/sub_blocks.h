@@ -16,10 +16,9 @@ namespace bs {
 // One task's walk over tiles of whole blocks. Memory is taken when it is made.
 class SubBlockWalk {
  public:
-  SubBlockWalk(const Job& job, const Kernels& kernels, const Tiling& tiling);
+  SubBlockWalk(const Job& job, const Kernels& kernels);
 
-  // Tiles first … last - 1.
-  void run(int64_t first, int64_t last);
+  void run(const Tile& tile);
 
  private:
   // Element j of the blocks of a group: where the first one lies, the step to the next, how many.
@@ -28,6 +27,7 @@ class SubBlockWalk {
     int64_t x_step, y_step;
     size_t size;
   };
+  bool round_columns(const Tile& tile, int64_t block, size_t blocks);
   Row row_of(const Tile& tile, int64_t block, size_t blocks, int64_t j) const;
   Piece piece_of(int64_t j, size_t blocks);
   void load(const Tile& tile, int64_t block, size_t blocks);
@@ -38,13 +38,13 @@ class SubBlockWalk {
   const Job& job_;
   const Geometry& g_;
   const Kernels& kernels_;
-  const Tiling& tiling_;
-  bool along_;      // blocks lie along rows
-  int64_t length_;  // elements of a block
-  size_t room_;     // blocks that are side by side at a time
-  size_t runs_;     // sub-blocks of a block
+  ColumnKernels columns_;  // where blocks run across rows that need no copies
+  bool along_;             // blocks lie along rows
+  int64_t length_;         // elements of a block
+  size_t room_;            // blocks that are side by side at a time
+  size_t runs_;            // sub-blocks of a block
   ParamBuffer params_;
-  std::vector<float> x_, y_;
+  std::vector<float> x_, y_, grids_;
   std::vector<uint32_t> amax_;
   std::vector<int32_t> exponents_;
 };
