@@ -38,7 +38,7 @@ class SubBlockWalk {
   const Job& job_;
   const Geometry& g_;
   const Kernels& kernels_;
-  ColumnKernels columns_;  // where blocks run across rows that need no copies
+  ColumnKernels columns_{};  // where blocks run across rows that need no copies
   bool along_;             // blocks lie along rows
   int64_t length_;         // elements of a block
   size_t room_;            // blocks that are side by side at a time
