@@ -7,13 +7,14 @@
 enum class Way : uint8_t {
   kNone,   // not at all
   kPlain,  // half to even, a zero as it falls out of the arithmetic
-  kZeros,  // half to even; floats: every zero is +0; fixed: zeros may have the sign of x
+  kZeros,  // half to even; floats: every zero is +0; fixed: zeros of x and of x / 2^s have its sign
+  kSigns,  // fixed: half to even; a zero has the sign of x
   kTies,   // fixed: half away from zero or half up; a zero has the sign of x
 };
 
 static inline Way way_of(const Numbers& numbers) {
   if (numbers.family != Family::kMx || numbers.rule == Rule::kMse || numbers.nearly_half ||
-      rounds_up_one_sided(numbers)) {
+      numbers.sub_shift > 7 || rounds_up_one_sided(numbers)) {
     return Way::kNone;
   }
   if (rounds_plainly(numbers)) return Way::kPlain;
@@ -21,8 +22,8 @@ static inline Way way_of(const Numbers& numbers) {
   const bool of_zero = numbers.zero_signs[0], of_underflow = numbers.zero_signs[1],
              of_tiny = numbers.zero_signs[2];
   if (numbers.rounding == Rounding::kHalfEven) {
-    const bool known = fixed ? of_zero && of_underflow : !(of_zero || of_underflow || of_tiny);
-    return known ? Way::kZeros : Way::kNone;
+    if (!fixed) return of_zero || of_underflow || of_tiny ? Way::kNone : Way::kZeros;
+    return !of_zero || !of_underflow ? Way::kNone : of_tiny ? Way::kSigns : Way::kZeros;
   }
   const bool ties =
       numbers.rounding == Rounding::kHalfAway || numbers.rounding == Rounding::kHalfUp;
@@ -39,7 +40,6 @@ struct GridRule {
   // Of fixed-point numbers:
   float bottom;      // the least number by the greatest, less than half a step from where it is
   int32_t measured;  // kTies: what of v is rounded half up: its magnitude, or all of it
-  bool keeps_signs;  // kZeros: all zeros have the sign of x, not only those of x / 2^s
 };
 
 // 1.5 · 2^23 steps: adding it rounds to a multiple of a step, whatever the sign. Of half as many
@@ -61,13 +61,13 @@ static inline GridRule grid_rule_of(const Numbers& numbers, TensorType type) {
     rule.highest = 127 - 1 - (23 - E::kFraction);
     rule.bottom = float(numbers.int_low) / float(f.max_code);
     rule.measured = numbers.rounding == Rounding::kHalfAway ? int32_t(kMagnitude) : -1;
-    rule.keeps_signs = numbers.zero_signs[2];
   } else {
     rule.least = (f.emin + 127) << 23;
     rule.lowest = -126 - f.emin;
     rule.highest = 127 - (23 - f.mantissa_bits) - f.emax;
   }
   rule.most_below = (1 << numbers.sub_shift) - 1;
+  rule.lowest += rule.most_below;
   // Subnormals are less than half a step: they become 0, as what counts as 0 does.
   if (numbers.flushes) rule.lowest += f.mantissa_bits + 1;
   // The largest magnitude stays below 65504.

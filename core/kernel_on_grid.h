@@ -33,7 +33,7 @@ struct Grids : Grid {
     const __m512i moved = _mm512_slli_epi32(near, 23);
     limit = _mm512_add_epi32(moved, all_of(rule.limit));
     least = _mm512_add_epi32(moved, all_of(rule.least));
-    kept = rule.keeps_signs ? all_of(int32_t(kMagnitude)) : underflowing(near);
+    kept = underflowing(near);
   }
   // Up to 2^(s - 150), what is divided by 2^s becomes 0; nothing else does unless s is above 0.
   static BS_INLINE __m512i underflowing(__m512i s) {
@@ -118,9 +118,34 @@ struct OnGrid<FixedElement<F>, kWay, kCodes> {
     if constexpr (kCodes) return _mm512_castps_si512(sum);
     const __m512i r = _mm512_castps_si512(_mm512_sub_ps(sum, anchor));
     if constexpr (kWay == Way::kPlain) return r;
+    if constexpr (kWay == Way::kSigns) {
+      return _mm512_ternarylogic_epi32(r, bits, all_of(int32_t(kSign)), or_and);
+    }
     const __m512i magnitude = _mm512_and_si512(bits, all_of(int32_t(kMagnitude)));
     const __mmask16 keeps = _mm512_cmple_epi32_mask(magnitude, kept);
     return _mm512_mask_ternarylogic_epi32(r, keeps, bits, all_of(int32_t(kSign)), or_and);
+  }
+};
+
+// The same where pairs of elements have scales of their own, which lie in one binade with the
+// greater one, but at most so far below that of their block as the rule says.
+template <class E, Way kWay>
+struct OnPairs {
+  GridRule rule;
+  __m512i floor;  // its scale, as the least a pair's may be: bits of limit
+
+  BS_INLINE OnPairs(const Grid& grid, const GridRule& of)
+      : rule(of), floor(_mm512_sub_epi32(grid.limit, all_of(of.most_below << 23))) {}
+  BS_INLINE __m512i operator()(__m512 x) const {
+    const __m512i own = _mm512_and_si512(_mm512_castps_si512(x), all_of(int32_t(kInfBits)));
+    const __m512i pair = _mm512_max_epi32(own, _mm512_shuffle_epi32(own, _MM_PERM_CDAB));
+    // From the greatest element's binade to the greatest number's: both have the same exponent.
+    const __m512i limit = _mm512_or_si512(pair, all_of(rule.limit & 0x7fffff));
+    Grid grid;
+    grid.limit = _mm512_max_epi32(limit, floor);
+    grid.least = _mm512_add_epi32(grid.limit, all_of(rule.least - rule.limit));
+    grid.kept = all_of(0);
+    return OnGrid<E, kWay>(grid, rule)(x);
   }
 };
 

@@ -215,7 +215,7 @@ static BS_INLINE size_t for_groups(const In* x, size_t blocks, Out* y, Body grou
 }
 
 // y may be x.
-template <class E, TensorType T, Way kWay, size_t kLength>
+template <class E, TensorType T, Way kWay, size_t kLength, class G = OnGrid<E, kWay>>
 static size_t row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to) {
   using Type = typename Elements<T>::Type;
   using Blocks = Group<T, kLength>;
@@ -223,8 +223,7 @@ static size_t row_fake(const void* from, size_t blocks, const Numbers& numbers, 
   return for_groups<kLength>(static_cast<const Type*>(from), blocks, static_cast<Type*>(to),
                              [&](const Type* x, Type* y) BS_INLINE_LAMBDA {
                                const Grids grids(Blocks::maxima(x), rule);
-                               if (grids.ordinary)
-                                 Blocks::template round<OnGrid<E, kWay>>(x, grids, rule, y);
+                               if (grids.ordinary) Blocks::template round<G>(x, grids, rule, y);
                                return grids.ordinary;
                              });
 }
@@ -281,6 +280,17 @@ static RowFakeKernel row_fake_of(TensorType type, size_t length) {
                         : nullptr;
 }
 
+template <class E, Way kWay>
+static RowFakeKernel pair_fake_of(TensorType type, size_t length) {
+  constexpr TensorType f32 = TensorType::kF32;
+  if constexpr (std::is_same_v<E, FixedElement<0>> && kWay != Way::kZeros) {
+    using G = OnPairs<E, kWay>;
+    if (type == f32 && length == 8) return row_fake<E, f32, kWay, 8, G>;
+    if (type == f32 && length == 16) return row_fake<E, f32, kWay, 16, G>;
+  }
+  return nullptr;
+}
+
 template <class E>
 static RowCodeKernel row_code_of(TensorType type) {
   if (type == TensorType::kBf16) return row_code<E, TensorType::kBf16>;
@@ -292,6 +302,10 @@ static RowCodeKernel row_code_of(TensorType type) {
 
 template <class E, Way kWay>
 static RowFakeKernel row_fake_of(TensorType, size_t) {
+  return nullptr;
+}
+template <class E, Way kWay>
+static RowFakeKernel pair_fake_of(TensorType, size_t) {
   return nullptr;
 }
 template <class E>

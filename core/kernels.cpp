@@ -39,7 +39,6 @@ namespace {
 #include "kernel_on_grid.h"
 // These the elements of kernel_on_grid.h.
 #include "kernel_columns.h"
-#include "kernel_pairs.h"
 #include "kernel_rows.h"
 
 // The kernel of a rounding: `choose` is called with a value of its type.
@@ -123,6 +122,9 @@ auto by_way(const Numbers& numbers, Choose choose) {
         return choose(e, Is<Way::kPlain>{});
       case Way::kZeros:
         return choose(e, Is<Way::kZeros>{});
+      case Way::kSigns:
+        if constexpr (kIsFixed<decltype(e)>) return choose(e, Is<Way::kSigns>{});
+        return {};
       case Way::kTies:
         if constexpr (kIsFixed<decltype(e)>) return choose(e, Is<Way::kTies>{});
     }
@@ -131,13 +133,10 @@ auto by_way(const Numbers& numbers, Choose choose) {
 }
 
 RowFakeKernel row_fake_kernel(const Numbers& numbers, TensorType type, size_t length) {
-  if (numbers.sub_block > 2 || !exact_in(type, numbers)) return nullptr;
+  if (!exact_in(type, numbers)) return nullptr;
   return by_way(numbers, [&](auto e, auto way) -> RowFakeKernel {
     if (numbers.sub_block == 0) return row_fake_of<decltype(e), way.value>(type, length);
-    if constexpr (std::is_same_v<decltype(e), FixedElement<0>>) {
-      if (numbers.sub_block == 2) return pair_fake_of<way.value>(type, length);
-    }
-    return nullptr;
+    return numbers.sub_block == 2 ? pair_fake_of<decltype(e), way.value>(type, length) : nullptr;
   });
 }
 

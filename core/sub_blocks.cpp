@@ -42,11 +42,16 @@ SubBlockWalk::SubBlockWalk(const Job& job, const Kernels& kernels)
   const bool floats = job.x_type == TensorType::kF32 && job.y_type == TensorType::kF32;
   if (along_ || !floats || inner.x != 1 || inner.y != 1) return;
   columns_ = kernels.columns(job.numbers);
-  if (columns_.row != nullptr) grids_.resize(3 * runs_ * room_);
+  if (columns_.row == nullptr) return;
+  grids_.resize(3 * runs_ * room_);
+  rows_.resize(size_t(length_));
 }
 
 void SubBlockWalk::run(const Tile& tile) {
   const int64_t blocks = along_ ? (tile.columns + length_ - 1) / length_ : tile.columns;
+  for (size_t j = 0; j < rows_.size() && int64_t(j) < tile.row_count; ++j) {
+    rows_[j] = g_.row(tile.rows, tile.first_row + int64_t(j));
+  }
   for (int64_t b = 0; b < blocks; b += int64_t(room_)) {
     const size_t n = std::min(room_, size_t(blocks - b));
     if (columns_.row != nullptr && round_columns(tile, b, n)) continue;
@@ -65,7 +70,7 @@ bool SubBlockWalk::round_columns(const Tile& tile, int64_t block, size_t blocks)
   params_.clear_extremes(runs_ * room_);
   auto run_of = [&](int64_t j) { return size_t(j / numbers.sub_block) * room_; };
   auto x_row = [&](int64_t j) {
-    return static_cast<const float*>(job_.x) + row_of(tile, block, blocks, j).first.x;
+    return static_cast<const float*>(job_.x) + rows_[size_t(j)].x + tile.column + block;
   };
   for (int64_t j = 0; j < tile.row_count; ++j) {
     const float* x = x_row(j);
@@ -83,7 +88,7 @@ bool SubBlockWalk::round_columns(const Tile& tile, int64_t block, size_t blocks)
     if (!columns_.grids(numbers, own + run, amax_.data(), blocks, grids(run))) return false;
   }
   for (int64_t j = 0; j < tile.row_count; ++j) {
-    float* y = static_cast<float*>(job_.y) + row_of(tile, block, blocks, j).first.y;
+    float* y = static_cast<float*>(job_.y) + rows_[size_t(j)].y + tile.column + block;
     columns_.row(numbers, x_row(j), blocks, grids(run_of(j)), y, nullptr);
   }
   return true;

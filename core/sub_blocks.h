@@ -39,11 +39,12 @@ class SubBlockWalk {
   const Geometry& g_;
   const Kernels& kernels_;
   ColumnKernels columns_{};  // where blocks run across rows that need no copies
-  bool along_;             // blocks lie along rows
-  int64_t length_;         // elements of a block
-  size_t room_;            // blocks that are side by side at a time
-  size_t runs_;            // sub-blocks of a block
+  bool along_;               // blocks lie along rows
+  int64_t length_;           // elements of a block
+  size_t room_;              // blocks that are side by side at a time
+  size_t runs_;              // sub-blocks of a block
   ParamBuffer params_;
+  std::vector<Offset> rows_;  // of the tile at hand, where they are needed
   std::vector<float> x_, y_, grids_;
   std::vector<uint32_t> amax_;
   std::vector<int32_t> exponents_;
