@@ -39,8 +39,7 @@ class ColumnWalk {
       if (has_next_) begin(next_, i + 1);
       const Tile& tile = now_.tile;
       const auto n = size_t(tile.columns);
-      const uint32_t* amax = now_.amax.data();
-      if (kernels_.grids(job_.numbers, amax, amax, n, grids())) {
+      if (kernels_.grids(job_.numbers, now_.amax.data(), n, grids())) {
         round_tile(tile);
       } else {
         general(tile);

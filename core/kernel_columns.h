@@ -20,14 +20,12 @@ static void column_look(const ColumnKernels::Next& next, size_t n) {
 }
 
 template <class E>
-static bool column_grids(const Numbers& numbers, const uint32_t* own, const uint32_t* amax,
-                         size_t n, ColumnKernels::Grids to) {
+static bool column_grids(const Numbers& numbers, const uint32_t* amax, size_t n,
+                         ColumnKernels::Grids to) {
   const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);
   bool ordinary = true;
   for (size_t i = 0; i < n; i += 16) {
-    const __mmask16 m = lanes_of(n - i);
-    const Grids grids(_mm512_maskz_loadu_epi32(m, own + i), _mm512_maskz_loadu_epi32(m, amax + i),
-                      rule);
+    const Grids grids(_mm512_maskz_loadu_epi32(lanes_of(n - i), amax + i), rule);
     _mm512_storeu_si512(to.limit + i, grids.limit);
     _mm512_storeu_si512(to.least + i, grids.least);
     _mm512_storeu_si512(to.kept + i, grids.kept);
@@ -70,8 +68,26 @@ static void column_row(const Numbers& numbers, const float* x, size_t n,
 }
 
 template <class E, Way kWay>
+static void column_pair(const Numbers& numbers, const float* const x[2], size_t n,
+                        const ColumnKernels::Grids& grids, float* const y[2]) {
+  const GridRule rule = grid_rule_of<E>(numbers, TensorType::kF32);
+  for (size_t i = 0; i < n; i += 16) {
+    const __mmask16 m = lanes_of(n - i);
+    const OnPairs<E, kWay> pairs(grid_at(grids, i), rule);
+    const __m512 a = _mm512_maskz_loadu_ps(m, x[0] + i), b = _mm512_maskz_loadu_ps(m, x[1] + i);
+    const __m512 greatest = _mm512_range_ps(a, b, 0x0b);  // the larger, without a sign
+    const OnGrid<E, kWay> grid = pairs.of(_mm512_castps_si512(greatest));
+    _mm512_mask_storeu_epi32(y[0] + i, m, grid(a));
+    _mm512_mask_storeu_epi32(y[1] + i, m, grid(b));
+  }
+}
+
+template <class E, Way kWay>
 static ColumnKernels column_kernels_of() {
-  return {column_look, column_grids<E>, column_row<E, kWay>};
+  if constexpr (std::is_same_v<E, FixedElement<0>> && kWay != Way::kZeros) {
+    return {column_look, column_grids<E>, column_row<E, kWay>, column_pair<E, kWay>};
+  }
+  return {column_look, column_grids<E>, column_row<E, kWay>, nullptr};
 }
 
 #else

@@ -16,13 +16,9 @@ struct Grids : Grid {
   __m512i exponent;  // of the scale
   bool ordinary;     // the general kernels are not needed
 
-  BS_INLINE Grids(__m512i amax, const GridRule& rule) : Grids(amax, amax, rule) {}
-
-  // Of sub-blocks: from their own maxima and those of their blocks.
-  BS_INLINE Grids(__m512i own, __m512i amax, const GridRule& rule)
-      : exponent(
-            _mm512_max_epi32(exponents(own, rule),
-                             _mm512_sub_epi32(exponents(amax, rule), all_of(rule.most_below)))) {
+  BS_INLINE Grids(__m512i amax, const GridRule& rule) {
+    const __m512i field = _mm512_srai_epi32(_mm512_add_epi32(amax, all_of(rule.increment)), 23);
+    exponent = _mm512_sub_epi32(field, all_of(127 + rule.emax));
     const __m512i near =
         _mm512_max_epi32(exponent, all_of(rule.lowest));  // all of a block of zeros
     const __mmask16 low =
@@ -40,10 +36,6 @@ struct Grids : Grid {
     const __m512i subnormal = _mm512_sllv_epi32(all_of(1), _mm512_sub_epi32(s, all_of(1)));
     return _mm512_mask_slli_epi32(subnormal, _mm512_cmpgt_epi32_mask(s, all_of(23)),
                                   _mm512_sub_epi32(s, all_of(23)), 23);
-  }
-  static BS_INLINE __m512i exponents(__m512i amax, const GridRule& rule) {
-    const __m512i field = _mm512_srai_epi32(_mm512_add_epi32(amax, all_of(rule.increment)), 23);
-    return _mm512_sub_epi32(field, all_of(127 + rule.emax));
   }
   BS_INLINE __m128i codes() const {
     const __m512i code = _mm512_add_epi32(exponent, all_of(127));
@@ -136,16 +128,21 @@ struct OnPairs {
 
   BS_INLINE OnPairs(const Grid& grid, const GridRule& of)
       : rule(of), floor(_mm512_sub_epi32(grid.limit, all_of(of.most_below << 23))) {}
-  BS_INLINE __m512i operator()(__m512 x) const {
-    const __m512i own = _mm512_and_si512(_mm512_castps_si512(x), all_of(int32_t(kInfBits)));
-    const __m512i pair = _mm512_max_epi32(own, _mm512_shuffle_epi32(own, _MM_PERM_CDAB));
-    // From the greatest element's binade to the greatest number's: both have the same exponent.
-    const __m512i limit = _mm512_or_si512(pair, all_of(rule.limit & 0x7fffff));
+  // `greatest`: with the exponent of the pair's greatest magnitude.
+  BS_INLINE OnGrid<E, kWay> of(__m512i greatest) const {
+    // From its binade to the greatest number's: both have the same exponent.
+    const __m512i binade = _mm512_and_si512(greatest, all_of(int32_t(kInfBits)));
+    const __m512i limit = _mm512_or_si512(binade, all_of(rule.limit & 0x7fffff));
     Grid grid;
     grid.limit = _mm512_max_epi32(limit, floor);
     grid.least = _mm512_add_epi32(grid.limit, all_of(rule.least - rule.limit));
     grid.kept = all_of(0);
-    return OnGrid<E, kWay>(grid, rule)(x);
+    return {grid, rule};
+  }
+  // Pairs in a row.
+  BS_INLINE __m512i operator()(__m512 x) const {
+    const __m512i own = _mm512_and_si512(_mm512_castps_si512(x), all_of(int32_t(kMagnitude)));
+    return of(_mm512_max_epi32(own, _mm512_shuffle_epi32(own, _MM_PERM_CDAB)))(x);
   }
 };
 

@@ -65,12 +65,14 @@ struct ColumnKernels {
     float *limit, *least, *kept;
   };
   void (*look)(const Next&, size_t n) = nullptr;
-  // From maxima, of sub-blocks and of their blocks (or twice the same), or false: the general
-  // kernels are needed.
-  bool (*grids)(const Numbers&, const uint32_t* own, const uint32_t* amax, size_t n, Grids to);
+  // From maxima, or false: the general kernels are needed.
+  bool (*grids)(const Numbers&, const uint32_t* amax, size_t n, Grids to);
   // Rounds a row; and looks at another, if there is one: memory is read while results are made.
   void (*row)(const Numbers&, const float* x, size_t n, const Grids& grids, float* y,
-              const Next* next);
+              const Next* next) = nullptr;
+  // Two rows whose pairs of elements have scales of their own; null where the numbers have none.
+  void (*pair)(const Numbers&, const float* const x[2], size_t n, const Grids& grids,
+               float* const y[2]) = nullptr;
 };
 using DecodeKernel = void (*)(const Piece&, const Numbers&, const uint8_t* codes,
                               const uint16_t* wide, float* out);

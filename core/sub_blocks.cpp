@@ -40,10 +40,10 @@ SubBlockWalk::SubBlockWalk(const Job& job, const Kernels& kernels)
       exponents_(room_) {
   const Dim& inner = g_.inner();
   const bool floats = job.x_type == TensorType::kF32 && job.y_type == TensorType::kF32;
-  if (along_ || !floats || inner.x != 1 || inner.y != 1) return;
+  if (along_ || !floats || inner.x != 1 || inner.y != 1 || job.numbers.sub_block != 2) return;
   columns_ = kernels.columns(job.numbers);
-  if (columns_.row == nullptr) return;
-  grids_.resize(3 * runs_ * room_);
+  if (columns_.pair == nullptr) return;
+  grids_.resize(3 * room_);
   rows_.resize(size_t(length_));
 }
 
@@ -54,7 +54,7 @@ void SubBlockWalk::run(const Tile& tile) {
   }
   for (int64_t b = 0; b < blocks; b += int64_t(room_)) {
     const size_t n = std::min(room_, size_t(blocks - b));
-    if (columns_.row != nullptr && round_columns(tile, b, n)) continue;
+    if (columns_.pair != nullptr && round_pairs(tile, b, n)) continue;
     load(tile, b, n);
     choose(n);
     round_rows(n);
@@ -62,34 +62,23 @@ void SubBlockWalk::run(const Tile& tile) {
   }
 }
 
-// Maxima and results row by row as they lie in memory; false, and nothing done, where the general
-// kernels are needed.
-bool SubBlockWalk::round_columns(const Tile& tile, int64_t block, size_t blocks) {
-  const Numbers& numbers = job_.numbers;
-  uint32_t* own = params_.extremes().amax;
-  params_.clear_extremes(runs_ * room_);
-  auto run_of = [&](int64_t j) { return size_t(j / numbers.sub_block) * room_; };
-  auto x_row = [&](int64_t j) {
-    return static_cast<const float*>(job_.x) + rows_[size_t(j)].x + tile.column + block;
-  };
-  for (int64_t j = 0; j < tile.row_count; ++j) {
-    const float* x = x_row(j);
-    columns_.look({x, x, own + run_of(j)}, blocks);
-  }
+// Maxima and results of pairs of rows as they lie in memory; false, and nothing done, where the
+// general kernels are needed.
+bool SubBlockWalk::round_pairs(const Tile& tile, int64_t block, size_t blocks) {
+  const int64_t column = tile.column + block;
+  auto row = [&](int64_t j) { return rows_[size_t(std::min(j, tile.row_count - 1))]; };
+  auto x = [&](int64_t j) { return static_cast<const float*>(job_.x) + row(j).x + column; };
+  auto y = [&](int64_t j) { return static_cast<float*>(job_.y) + row(j).y + column; };
   std::fill(amax_.begin(), amax_.end(), 0u);
-  for (size_t run = 0; run < runs_ * room_; run += room_) {
-    for (size_t b = 0; b < room_; ++b) amax_[b] = std::max(amax_[b], own[run + b]);
-  }
-  auto grids = [&](size_t run) {
-    float* at = grids_.data() + run;
-    return ColumnKernels::Grids{at, at + runs_ * room_, at + 2 * runs_ * room_};
-  };
-  for (size_t run = 0; run < runs_ * room_; run += room_) {
-    if (!columns_.grids(numbers, own + run, amax_.data(), blocks, grids(run))) return false;
-  }
   for (int64_t j = 0; j < tile.row_count; ++j) {
-    float* y = static_cast<float*>(job_.y) + rows_[size_t(j)].y + tile.column + block;
-    columns_.row(numbers, x_row(j), blocks, grids(run_of(j)), y, nullptr);
+    columns_.look({x(j), x(j + 1), amax_.data()}, blocks);
+  }
+  const ColumnKernels::Grids grids{grids_.data(), grids_.data() + room_, grids_.data() + 2 * room_};
+  if (!columns_.grids(job_.numbers, amax_.data(), blocks, grids)) return false;
+  for (int64_t j = 0; j < tile.row_count; j += 2) {
+    const float* const from[] = {x(j), x(j + 1)};
+    float* const to[] = {y(j), y(j + 1)};
+    columns_.pair(job_.numbers, from, blocks, grids, to);
   }
   return true;
 }

@@ -27,7 +27,7 @@ class SubBlockWalk {
     int64_t x_step, y_step;
     size_t size;
   };
-  bool round_columns(const Tile& tile, int64_t block, size_t blocks);
+  bool round_pairs(const Tile& tile, int64_t block, size_t blocks);
   Row row_of(const Tile& tile, int64_t block, size_t blocks, int64_t j) const;
   Piece piece_of(int64_t j, size_t blocks);
   void load(const Tile& tile, int64_t block, size_t blocks);
@@ -38,7 +38,7 @@ class SubBlockWalk {
   const Job& job_;
   const Geometry& g_;
   const Kernels& kernels_;
-  ColumnKernels columns_{};  // where blocks run across rows that need no copies
+  ColumnKernels columns_{};  // of pairs across rows that need no copies
   bool along_;               // blocks lie along rows
   int64_t length_;           // elements of a block
   size_t room_;              // blocks that are side by side at a time
