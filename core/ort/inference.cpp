@@ -161,8 +161,11 @@ std::optional<Dims> decoded_dims(const Inference& node) {
 
 }  // namespace
 
+// Where no dimensions are said, runtimes up to 1.31 at least take a scalar: nothing is said of an
+// output whose type they know without it.
 void infer_same(const Inference& node) {
-  if (const auto x = node.input(0)) node.set_output(0, x->type, x->dims);
+  const auto x = node.input(0);
+  if (x && x->dims) node.set_output(0, x->type, x->dims);
 }
 
 void infer_codes(const Inference& node) {
@@ -196,13 +199,9 @@ void infer_decoded(const Inference& node) {
 void infer_product(const Inference& node) {
   const auto x = node.input(0);
   const auto shape = node.integers("shape");
-  if (!x) return;
-  auto result = x->dims;
-  if (result && shape && shape->size() == 2) {
-    result->back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
-  } else {
-    result.reset();
-  }
+  if (!x || !x->dims || !shape || shape->size() != 2) return;
+  Dims result = *x->dims;
+  result.back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
   node.set_output(0, x->type, result);
 }
 
