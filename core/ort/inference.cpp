@@ -193,8 +193,8 @@ void infer_measured(const Inference& node) {
 
 void infer_decoded(const Inference& node) {
   const auto type = OrtElementType(node.integer("dtype", kOrtFloat));
-  const auto said = node.integers("shape");
-  if (said) node.set_output(0, is_float(type) ? type : kOrtFloat, decoded_dims(node, *said));
+  const Shape said = node.integers("shape").value_or(Shape{});  // an empty list may be left out
+  node.set_output(0, is_float(type) ? type : kOrtFloat, decoded_dims(node, said));
 }
 
 void infer_product(const Inference& node) {
