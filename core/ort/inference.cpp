@@ -169,6 +169,8 @@ Dims decoded_dims(const Inference& node, const Shape& said) {
 
 }  // namespace
 
+// Where no dimensions are said, runtimes up to 1.31 at least take a scalar: nothing is said of an
+// output whose type they know without it.
 void infer_same(const Inference& node) {
   const auto x = node.input(0);
   if (x && x->dims) node.set_output(0, x->type, *x->dims);

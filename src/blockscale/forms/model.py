@@ -53,7 +53,7 @@ class Edit:
             for value in one.outputs:
                 value.name = self.names.value(f"{node.outputs[0].name}_{one.op_type}")
         last.name = node.name
-        for old, new in zip(node.outputs, last.outputs, strict=True):
+        for old, new in zip(node.outputs, last.outputs, strict=False):  # the rest is not read
             new.shape, new.type, name = old.shape, old.type, old.name
             old.name = None
             new.name = name

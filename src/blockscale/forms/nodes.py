@@ -37,6 +37,12 @@ class Read:
         assert value is not None
         return value
 
+    @property
+    def outputs(self) -> int:
+        """How many there are up to the last that something reads."""
+        used = [i for i, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
+        return 1 + max(used, default=0)
+
     def refusal(self, form: str, why: str) -> CombinationError:
         others = "form='custom'" if why_not(self.numbers) else "form='portable' or form='custom'"
         return CombinationError(

@@ -37,9 +37,7 @@ def called(edit: Edit, found: Read) -> ir.Node:
     spec = _spec(found)
     base = f"{spec.op_type}_{spec.numbers}_{'x'.join(map(str, found.block))}"
     inputs = [found.x, *found.given.values()]
-    return edit.call(
-        spec, base, lambda domain, name: function(spec, domain, name), inputs, len(found.node.outputs)
-    )
+    return edit.call(spec, base, lambda domain, name: function(spec, domain, name), inputs, spec.outputs)
 
 
 def _spec(found: Read) -> Spec:
@@ -49,4 +47,4 @@ def _spec(found: Read) -> Spec:
         whole = bool(found.sizes) and (size is None or size * element.bits % 8 == 0)
         last = None if whole else size
     blocks = Blocks.of(found.block, found.sizes)
-    return Spec(found.op_type, found.numbers, blocks, found.dtype, tuple(found.given), last)
+    return Spec(found.op_type, found.numbers, blocks, found.dtype, tuple(found.given), last, found.outputs)

@@ -28,6 +28,7 @@ class Spec:
     dtype   of the tensor with values
     given   which inputs are there beside the first: scale, zero_point, tensor_scale
     last    of Dequantize: the last size where packed bytes do not say it
+    outputs how many of its outputs there are
     """
 
     op_type: str
@@ -36,6 +37,7 @@ class Spec:
     dtype: ir.DataType
     given: tuple[str, ...]
     last: int | None = None
+    outputs: int = 1
 
     @property
     def told(self) -> dict[str, str]:
@@ -67,7 +69,7 @@ def why_not(numbers: Numbers) -> str:
 def function(spec: Spec, domain: str, name: str) -> ir.Function:
     first = "codes" if spec.op_type == "Dequantize" else "x"
     b = Body([first, *spec.given])
-    outputs = _MAKERS[spec.op_type](b, spec)
+    outputs = dict(list(_MAKERS[spec.op_type](b, spec).items())[: spec.outputs])
     block = "×".join(map(str, spec.blocks.block)) or "()"
     return b.function(
         domain, name, outputs, f"{spec.op_type} of {spec.numbers} in blocks of {block}", spec.told
