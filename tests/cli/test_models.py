@@ -189,7 +189,7 @@ def test_quantize_refuses(model: Path, tmp_path: Path, data: Path) -> None:
         1, "quantize", model, "-r", "mxfp4", "-o", _folder(tmp_path / "f.onnx")
     )
     assert ".onnx file" in refused(2, "quantize", model, "-r", "mxfp4", "-o", tmp_path / "out.pt2")
-    assert "Missing option" in refused(2, "quantize", model, "-o", out)
+    assert "Missing option" in refused(2, "quantize", model, "-r", "mxfp4")
     static = ("quantize", model, "-r", "int8", "-o", out, "--calibration")
     assert "random:N draws" in refused(1, *static, tmp_path / "absent")
     assert "no .npy and no .npz" in refused(1, *static, _folder(tmp_path / "empty"))
