@@ -23,7 +23,7 @@ PROMISED = {
         r"recipe    int8\n", r"int8, against float", r"mxint8, against float", r"logits \(output\) +[34]\d\.\d\d",
         r"portable +\d+ kB of 80, as it comes, the same results: True\n",
         r"native +\d+ kB of 80, as it comes, the same results: True\n",
-        r"custom +3\d kB of 80, our library, the same results: True\n", r"loaded with the same results: True\n$",
+        r"custom +\d\d kB of 80, our library, the same results: True\n", r"loaded with the same results: True\n$",
     ],
     "quark_tutorial.py": [
         r"float: 899 kB", r"\nint8  .* 40\.\d  True\n", r"\nfp8_e4m3 .* 2\d\.\d  True\n",

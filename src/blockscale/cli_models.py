@@ -57,10 +57,15 @@ def _list_recipes(context: click.Context, _: click.Parameter, wanted: bool) -> N
       blockscale quantize model.onnx -r int4-g128-float -o out.onnx --form native --runtime onnxruntime
       blockscale quantize model.onnx -r int8 -o out.onnx --calibration samples/ --method percentile
       blockscale quantize model.onnx -r mine.yaml -o out.onnx --calibration random:8 --shape x=1,3,224,224
+      blockscale quantize from_quark.onnx -o out.onnx --form portable
     """
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-r", "--recipe", required=True, help="A preset's name (see --list), or a .yaml file.")
+@click.option(
+    "-r",
+    "--recipe",
+    help="A preset's name (see --list), or a .yaml file. Without one the quantizes that MODEL has are taken.",
+)
 @click.option("-o", "--output", "out", required=True, type=click.Path(path_type=Path), help="File to write.")
 @click.option(
     "--form",
@@ -76,7 +81,9 @@ def _list_recipes(context: click.Context, _: click.Parameter, wanted: bool) -> N
     "--compat", type=click.Choice(COMPATIBLE), help="Place quantizes as that project does, and name them so."
 )
 @click.option(
-    "--prepare", metavar="STEPS", help="Before the recipe: auto (the default), none, or opset,shapes,batch_norm,…"
+    "--prepare",
+    metavar="STEPS",
+    help="Before the recipe: auto (the default), none, or opset,shapes,batch_norm,…",
 )
 @click.option(
     "--calibration",
@@ -100,11 +107,11 @@ def _list_recipes(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @as_json
 def quantize(
-    model: Path, recipe: str, out: Path, form: str | None, runtime: str | None, compat: str | None,
+    model: Path, recipe: str | None, out: Path, form: str | None, runtime: str | None, compat: str | None,
     prepare: str | None, calibration: str | None, method: str | None, shapes: tuple[str, ...],
     libraries: tuple[str, ...], force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Quantize MODEL, an .onnx or .pt2 file, as a recipe says.
+    """Quantize MODEL, an .onnx or .pt2 file, as a recipe says, or as it is marked already.
 
     The file that is written appears whole or not at all; one that was there is replaced.
     """

@@ -126,6 +126,14 @@ def test_options_reach_the_functions(model: Path, tmp_path: Path, monkeypatch: p
     assert seen == [{"prepare": ["opset", "shapes"]}, saved, {"prepare": "none"}, saved]
 
 
+def test_quantizes_that_the_model_has(model: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "out.onnx", tmp_path / "theirs.onnx"
+    ran("quantize", model, "-r", "mxfp4", "-o", theirs, "--compat", "quark")
+    ran("quantize", theirs, "-o", ours)
+    assert bs.load(ours).report.bytes_after < bs.load(theirs).report.bytes_before
+    assert "for a model that has no quantizes of its own" in refused(1, "quantize", model, "-o", ours)
+
+
 def test_types_of_a_runtime(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
     arguments = ("quantize", model, "-r", "mxfp4", "-o", out)
@@ -181,7 +189,7 @@ def test_quantize_refuses(model: Path, tmp_path: Path, data: Path) -> None:
         1, "quantize", model, "-r", "mxfp4", "-o", _folder(tmp_path / "f.onnx")
     )
     assert ".onnx file" in refused(2, "quantize", model, "-r", "mxfp4", "-o", tmp_path / "out.pt2")
-    assert "Missing option" in refused(2, "quantize", model, "-o", out)
+    assert "Missing option" in refused(2, "quantize", model, "-r", "mxfp4")
     static = ("quantize", model, "-r", "int8", "-o", out, "--calibration")
     assert "random:N draws" in refused(1, *static, tmp_path / "absent")
     assert "no .npy and no .npz" in refused(1, *static, _folder(tmp_path / "empty"))
