@@ -28,8 +28,8 @@ from blockscale.graph.quant import Quant
 from blockscale.graph.view import Meta, Node, Value
 from blockscale.report.onnx_layouts import Place, from_name, told, words
 
-# Domains of functions that say our operators in those of ONNX: of the portable form, and of the native one.
-FUNCTIONS = (f"{DOMAIN}.portable", f"{DOMAIN}.native")
+# Domains of functions that say our operators in those of ONNX: of each form.
+FUNCTIONS = (f"{DOMAIN}.portable", f"{DOMAIN}.native", f"{DOMAIN}.folded")
 LARGEST = 1 << 20  # nodes, calls of functions written out: a small file may stand for any number
 
 _MADE = re.compile(r"((_fq|_q|_codes)?_bs\d+)+$|_codes(_\d+)?$")  # what we put behind names of tensors
