@@ -42,3 +42,11 @@ static inline bool has_grid(const Numbers& numbers) {
   return can_fuse(numbers) && rounds_plainly(numbers) &&
          (f.kind != Kind::kFixed || numbers.int_low == f.min_code);
 }
+
+// Whether they may but for the signs of zeros, which they have none of.
+static inline bool has_unsigned_grid(const Numbers& numbers) {
+  const auto& signs = numbers.zero_signs;
+  return can_fuse_passing(numbers) && numbers.rounding == Rounding::kHalfEven &&
+         !numbers.nearly_half && numbers.element_format().kind != Kind::kFixed && !signs[0] &&
+         !signs[1] && !signs[2];
+}

@@ -88,10 +88,14 @@ CodeKernel code_kernel(const Numbers& numbers) {
 }
 
 FusedFakeKernel fused_fake_kernel(const Numbers& numbers) {
-  if (!can_fuse(numbers)) return nullptr;
+  const bool passes = can_fuse_passing(numbers);
+  if (!passes && !can_fuse(numbers)) return nullptr;
   return by_element(numbers, [&](auto e) {
-    return by_rounding(
-        numbers, [&](auto r) -> FusedFakeKernel { return fused_fake<decltype(e), decltype(r)>; });
+    return by_rounding(numbers, [&](auto r) -> FusedFakeKernel {
+      using E = decltype(e);
+      using R = decltype(r);
+      return passes ? fused_passing<E, R> : fused_fake<E, R>;
+    });
   });
 }
 
@@ -117,8 +121,9 @@ RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type) {
 }
 
 ColumnKernels column_kernels(const Numbers& numbers) {
-  if (!has_grid(numbers)) return {};
-  return by_element(numbers, [&](auto e) { return column_kernels_of<decltype(e)>(); });
+  const bool plus = has_unsigned_grid(numbers);
+  if (!plus && !has_grid(numbers)) return {};
+  return by_element(numbers, [&](auto e) { return column_kernels_of<decltype(e)>(plus); });
 }
 
 #define BS_STRING_(x) #x
