@@ -27,7 +27,9 @@ def run(graph: Graph, log: Log) -> None:
         order = _order(node, x.meta)
         if order is not None:
             _permuted(graph, node, order)
-            log.did(STAGE, node, f"{x.name} is stored in the order {', '.join(map(str, order))}, without padding")
+            log.did(
+                STAGE, node, f"{x.name} is stored in the order {', '.join(map(str, order))}, without padding"
+            )
             graph.discard([node])
 
 
