@@ -15,7 +15,9 @@ CLASSES = 1000
 
 
 class _Net:
-    """Nodes in order. Weights are as He has them, so that activations keep their size through all layers."""
+    """Nodes in order. Weights are as He has them, so that activations keep their size through all layers, and those
+    of a filter sum to 0, so that what all pictures have in common does not outgrow what tells them apart.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -32,7 +34,9 @@ class _Net:
 
     def normal(self, shape: Sequence[int], name: str) -> str:
         spread = np.float32((2 / prod(shape[1:])) ** 0.5)
-        return self.weight(self.rng.standard_normal(shape, np.float32) * spread, name)
+        drawn = self.rng.standard_normal(shape, np.float32)
+        centred = drawn - drawn.mean(tuple(range(1, len(shape))), keepdims=True)
+        return self.weight(centred * spread, name)
 
     def conv(self, x: str, sizes: tuple[int, int, int], name: str, stride: int = 1, gain: float = 1.0) -> str:
         """A convolution and its BatchNormalization; `sizes` are those of input, output and kernel."""
@@ -55,7 +59,7 @@ class _Net:
     def bottleneck(self, x: str, inputs: int, width: int, stride: int, name: str) -> str:
         y = self.relu(self.conv(x, (inputs, width, 1), f"{name}.1"), f"{name}.1")
         y = self.relu(self.conv(y, (width, width, 3), f"{name}.2", stride), f"{name}.2")
-        y = self.conv(y, (width, 4 * width, 1), f"{name}.3", gain=0.5)
+        y = self.conv(y, (width, 4 * width, 1), f"{name}.3", gain=0.25)
         if inputs != 4 * width or stride != 1:
             x = self.conv(x, (inputs, 4 * width, 1), f"{name}.short", stride)
         return self.relu(self.op("Add", [x, y], f"{name}.add"), f"{name}.add")

@@ -47,9 +47,7 @@ def pictures(names: Sequence[str] = tuple(PICTURES)) -> tuple[Array, Array]:
         suffix = "jpg" if name == "rocket" else "png"
         with Image.open(_file("scikit-image", f"{name}.{suffix}")) as image:
             if image.mode in ("LA", "RGBA"):
-                image = Image.alpha_composite(
-                    Image.new("RGBA", image.size, "white"), image.convert("RGBA")
-                )  # type: ignore[assignment]
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))  # type: ignore[assignment]
             whole = image.convert("RGB")
         found += [np.asarray(whole if box is None else whole.crop(box)) for box in PICTURES[name]]
     inputs = [prepared(np.rot90(one, -turn)) for one in found for turn in range(TURNS)]

@@ -39,7 +39,13 @@ def written(
         return native.written(model, runtime or "onnx", to_opset)
     if form == "portable":
         return portable.written(to_opset(model, OLDEST))
-    return custom.written(model) if compat is None else custom.as_quark(to_opset(model, OLDEST))
+    return custom.written(model, to_opset) if compat is None else custom.as_quark(to_opset(model, OLDEST))
 
 
-__all__ = ["FORMS", "RUNTIMES", "written"]
+def read_back(model: ir.Model) -> ir.Model:
+    """A model of a file in the custom form, as it was before it was written."""
+    custom.read_back(model)
+    return model
+
+
+__all__ = ["FORMS", "RUNTIMES", "read_back", "written"]
