@@ -26,11 +26,15 @@ def inlined(model: ir.Model) -> ir.Model:
 
 def our_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Also in the bodies of control flow, and in functions of the user's."""
+    for node in _all_nodes(model):
+        if node.domain == DOMAIN and node.op_type in OURS:
+            yield node
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     roots: list[Any] = [model.graph, *(function.graph for function in model.functions.values())]
     for root in roots:
-        for node in list(ir.traversal.RecursiveGraphIterator(root)):
-            if node.domain == DOMAIN and node.op_type in OURS:
-                yield node
+        yield from list(ir.traversal.RecursiveGraphIterator(root))
 
 
 class Edit:
@@ -109,6 +113,8 @@ class Edit:
             self.model.functions[function.identifier()] = function
         if self._functions:
             self.model.opset_imports[self.domain] = 1
+        if not any(node.domain == DOMAIN for node in _all_nodes(self.model)):
+            self.model.opset_imports.pop(DOMAIN, None)
 
 
 def require_opset(model: ir.Model, oldest: int, what: str) -> None:
