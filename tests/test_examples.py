@@ -21,7 +21,14 @@ PROMISED = {
     ],
     "quantize_onnx.py": [
         r"recipe    int8\n", r"int8, against float", r"mxint8, against float", r"logits \(output\) +[34]\d\.\d\d",
-        r"loaded with the same results: True\n$",
+        r"portable +\d+ kB of 80, as it comes, the same results: True\n",
+        r"native +\d+ kB of 80, as it comes, the same results: True\n",
+        r"custom +\d\d kB of 80, our library, the same results: True\n", r"loaded with the same results: True\n$",
+    ],
+    "quark_tutorial.py": [
+        r"float: 899 kB", r"\nint8  .* 40\.\d  True\n", r"\nfp8_e4m3 .* 2\d\.\d  True\n",
+        r"\nfp8_e5m2 .* 1\d\.\d  True\n", r"\nfp6_e3m2 .* 1\d\.\d  True\n",
+        r"\nfp6_e2m3 .* 2\d\.\d  True\n", r"\nfp4_e2m1 .* 1\d\.\d  True\n$",
     ],
     "passes.py": [
         r"lift +\w+: lifted over view", r"fake_quantize +4 → 2\n", r"became a quantize and a dequantize of mxfp8",
@@ -50,4 +57,5 @@ def test_example(name: str) -> None:
 
 def test_the_model_of_a_user(tmp_path: Path) -> None:
     onnx.save(CASES["convolutions"].proto(), tmp_path / "model.onnx")
+    assert run("quark_tutorial.py", str(tmp_path / "model.onnx")).count("  True\n") == 6
     assert "loaded with the same results: True" in run("quantize_onnx.py", str(tmp_path / "model.onnx"))

@@ -1,5 +1,8 @@
 #include "inference.h"
 
+#include <atomic>
+#include <deque>
+
 #include "api.h"
 #include "argument_error.h"
 #include "quantizer.h"
@@ -75,25 +78,27 @@ int64_t Inference::integer(const char* name, int64_t absent) const {
   return read ? value : absent;
 }
 
-// The versions that skip inputs that are left out (library.cpp) take the type from here too, and
-// know that a shape is unknown. An output that the node does not have must not be set: a runtime
-// ends there.
-void Inference::set_output(size_t index, OrtElementType type,
-                           const std::optional<Dims>& dims) const {
+// The versions that skip inputs that are left out (library.cpp) take the type from here too. No
+// dimensions are those of a scalar there, so an output whose rank is not known must not be set; one
+// that the node does not have neither: a runtime ends there. Without a name -1 is a size to it, so
+// a size that is not known has one that no other has.
+void Inference::set_output(size_t index, OrtElementType type, const Dims& dims) const {
   OrtTensorTypeAndShapeInfo* made = nullptr;
   check(api_, api_.CreateTensorTypeAndShapeInfo(&made));
   const Owned<OrtTensorTypeAndShapeInfo> info(made, api_.ReleaseTensorTypeAndShapeInfo);
   check(api_, api_.SetTensorElementType(made, type));
-  if (dims) {
-    std::vector<int64_t> sizes;
-    std::vector<const char*> names;
-    for (const Dim& dim : *dims) {
-      sizes.push_back(dim.size);
-      names.push_back(dim.name.c_str());
-    }
-    check(api_, api_.SetDimensions(made, sizes.data(), sizes.size()));
-    check(api_, api_.SetSymbolicDimensions(made, names.data(), names.size()));
+  static std::atomic<uint64_t> count{0};
+  std::deque<std::string> own;
+  std::vector<int64_t> sizes;
+  std::vector<const char*> names;
+  for (const Dim& dim : dims) {
+    sizes.push_back(dim.size);
+    const bool is_nameless = dim.size < 0 && dim.name.empty();
+    if (is_nameless) own.push_back("blockscale_" + std::to_string(count++));
+    names.push_back(is_nameless ? own.back().c_str() : dim.name.c_str());
   }
+  check(api_, api_.SetDimensions(made, sizes.data(), sizes.size()));
+  check(api_, api_.SetSymbolicDimensions(made, names.data(), names.size()));
   check(api_, api_.ShapeInferContext_SetOutputTypeShape(context_, index, made));
 }
 
@@ -116,43 +121,46 @@ Quantizer quantizer_of(const Inference& node) {
           node.integers("block").value_or(Shape{}), 0};
 }
 
-// One entry a dimension, if each can be said: a named size only where blocks leave it as it is.
-std::optional<Dims> scale_dims(const Quantizer& quantizer, const Dims& x) {
-  if (x.size() != quantizer.block().size()) return {};
+const Dim kUnknown{-1, ""};
+
+// What a quantizer reads has an entry of its block for each dimension.
+Dims dims_of(const Quantizer& quantizer, const std::optional<Said>& x) {
+  const size_t rank = quantizer.block().size();
+  return x && x->dims && x->dims->size() == rank ? *x->dims : Dims(rank, kUnknown);
+}
+
+// One entry a dimension: a named size only where blocks leave it as it is.
+Dims scale_dims(const Quantizer& quantizer, const Dims& x) {
   Dims result;
   for (size_t i = 0; i < x.size(); ++i) {
     const int64_t n = x[i].size, b = quantizer.block()[i];
     if (b == 0) {
       result.push_back({1, ""});
-    } else if (x[i].name.empty()) {
+    } else if (n >= 0) {
       result.push_back({n / b + (n % b != 0), ""});
-    } else if (b == 1) {
-      result.push_back(x[i]);
     } else {
-      return {};
+      result.push_back(b == 1 ? x[i] : kUnknown);
     }
   }
   return result;
 }
 
 // -1 is the size that the codes have.
-std::optional<Dims> decoded_dims(const Inference& node) {
+Dims decoded_dims(const Inference& node, const Shape& said) {
   const Quantizer quantizer = quantizer_of(node);
-  const auto said = node.integers("shape");
   const auto codes = node.input(0);
-  if (!said || said->empty()) return {};
   const bool packed = quantizer.numbers().element_format().packed();
   Dims result;
-  for (size_t i = 0; i < said->size(); ++i) {
-    if ((*said)[i] >= 0) {
-      result.push_back({(*said)[i], ""});
+  const bool known = codes && codes->dims && codes->dims->size() == said.size();
+  for (size_t i = 0; i < said.size(); ++i) {
+    if (said[i] >= 0 || !known) {
+      result.push_back(said[i] >= 0 ? Dim{said[i], ""} : kUnknown);
       continue;
     }
-    if (!codes || !codes->dims || codes->dims->size() != said->size()) return {};
     Dim dim = (*codes->dims)[i];
-    if (packed && i + 1 == said->size()) {
-      if (!dim.name.empty()) return {};
-      dim.size = quantizer.decoded_shape(Shape{dim.size}, Shape{-1}).back();
+    if (packed && i + 1 == said.size()) {
+      dim = dim.size < 0 ? kUnknown
+                         : Dim{quantizer.decoded_shape(Shape{dim.size}, Shape{-1}).back(), ""};
     }
     result.push_back(dim);
   }
@@ -161,19 +169,19 @@ std::optional<Dims> decoded_dims(const Inference& node) {
 
 }  // namespace
 
+// Where no dimensions are said, runtimes up to 1.31 at least take a scalar: nothing is said of an
+// output whose type they know without it.
 void infer_same(const Inference& node) {
-  if (const auto x = node.input(0)) node.set_output(0, x->type, x->dims);
+  const auto x = node.input(0);
+  if (x && x->dims) node.set_output(0, x->type, *x->dims);
 }
 
 void infer_codes(const Inference& node) {
   const Quantizer quantizer = quantizer_of(node);
-  const auto x = node.input(0);
-  if (!x) return;
-  auto codes = x->dims;
-  if (codes && quantizer.numbers().element_format().packed()) {
-    Dim& last = codes->back();
-    last.size = quantizer.codes_shape(Shape{last.size}).back();
-    if (!last.name.empty()) codes.reset();
+  Dims codes = dims_of(quantizer, node.input(0));
+  if (!codes.empty() && quantizer.numbers().element_format().packed()) {
+    Dim& last = codes.back();
+    last = last.size < 0 ? kUnknown : Dim{quantizer.codes_shape(Shape{last.size}).back(), ""};
   }
   node.set_output(0, quantizer.codes_type(), codes);
 }
@@ -181,28 +189,22 @@ void infer_codes(const Inference& node) {
 void infer_measured(const Inference& node) {
   infer_codes(node);
   const Quantizer quantizer = quantizer_of(node);
-  const auto x = node.input(0);
-  if (!x) return;
-  std::optional<Dims> scale;
-  if (x->dims) scale = scale_dims(quantizer, *x->dims);
-  node.set_output(1, quantizer.scale_type(), scale);
+  node.set_output(1, quantizer.scale_type(),
+                  scale_dims(quantizer, dims_of(quantizer, node.input(0))));
 }
 
 void infer_decoded(const Inference& node) {
   const auto type = OrtElementType(node.integer("dtype", kOrtFloat));
-  node.set_output(0, is_float(type) ? type : kOrtFloat, decoded_dims(node));
+  const Shape said = node.integers("shape").value_or(Shape{});  // an empty list may be left out
+  node.set_output(0, is_float(type) ? type : kOrtFloat, decoded_dims(node, said));
 }
 
 void infer_product(const Inference& node) {
   const auto x = node.input(0);
   const auto shape = node.integers("shape");
-  if (!x) return;
-  auto result = x->dims;
-  if (result && shape && shape->size() == 2) {
-    result->back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
-  } else {
-    result.reset();
-  }
+  if (!x || !x->dims || !shape || shape->size() != 2) return;
+  Dims result = *x->dims;
+  result.back() = {(*shape)[node.integer("trans_b", 0) == 1 ? 0 : 1], ""};
   node.set_output(0, x->type, result);
 }
 

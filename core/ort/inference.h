@@ -11,7 +11,7 @@
 
 namespace bs::ort {
 
-// A size: a number, or one of the run by name.
+// A size: a number, or -1 and its name, which is empty where it is not known.
 struct Dim {
   int64_t size;
   std::string name;
@@ -34,7 +34,7 @@ class Inference {
   std::optional<std::vector<int64_t>> integers(const char* name) const;
   int64_t integer(const char* name, int64_t absent) const;
 
-  void set_output(size_t index, OrtElementType type, const std::optional<Dims>& dims) const;
+  void set_output(size_t index, OrtElementType type, const Dims& dims) const;
 
  private:
   const OrtOpAttr* attribute(const char* name) const;

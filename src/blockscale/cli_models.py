@@ -24,6 +24,7 @@ from blockscale.cli_output import (
 )
 
 FORMS = ("custom", "portable", "native")
+RUNTIMES = ("onnx", "onnxruntime")
 COMPATIBLE = ("quark",)
 
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>\d+(,\d+)*)?")
@@ -53,12 +54,18 @@ def _list_recipes(context: click.Context, _: click.Parameter, wanted: bool) -> N
     Examples:
       blockscale quantize model.onnx -r mxfp4 -o model.mxfp4.onnx
       blockscale quantize model.onnx -r mxint8-all -o out.onnx --form portable
+      blockscale quantize model.onnx -r int4-g128-float -o out.onnx --form native --runtime onnxruntime
       blockscale quantize model.onnx -r int8 -o out.onnx --calibration samples/ --method percentile
       blockscale quantize model.onnx -r mine.yaml -o out.onnx --calibration random:8 --shape x=1,3,224,224
+      blockscale quantize from_quark.onnx -o out.onnx --form portable
     """
 )
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-r", "--recipe", required=True, help="A preset's name (see --list), or a .yaml file.")
+@click.option(
+    "-r",
+    "--recipe",
+    help="A preset's name (see --list), or a .yaml file. Without one the quantizes that MODEL has are taken.",
+)
 @click.option("-o", "--output", "out", required=True, type=click.Path(path_type=Path), help="File to write.")
 @click.option(
     "--form",
@@ -66,7 +73,17 @@ def _list_recipes(context: click.Context, _: click.Parameter, wanted: bool) -> N
     help="Of ONNX files: our operators (custom, the default), standard ones (portable), or ONNX types (native).",
 )
 @click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    help="Of --form native: all of ONNX's types (onnx, the default), or those that onnxruntime has.",
+)
+@click.option(
     "--compat", type=click.Choice(COMPATIBLE), help="Place quantizes as that project does, and name them so."
+)
+@click.option(
+    "--prepare",
+    metavar="STEPS",
+    help="Before the recipe: auto (the default), none, or opset,shapes,batch_norm,…",
 )
 @click.option(
     "--calibration",
@@ -90,24 +107,30 @@ def _list_recipes(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @as_json
 def quantize(
-    model: Path, recipe: str, out: Path, form: str | None, compat: str | None, calibration: str | None,
-    method: str | None, shapes: tuple[str, ...], libraries: tuple[str, ...], force: bool, as_json: bool,
+    model: Path, recipe: str | None, out: Path, form: str | None, runtime: str | None, compat: str | None,
+    prepare: str | None, calibration: str | None, method: str | None, shapes: tuple[str, ...],
+    libraries: tuple[str, ...], force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Quantize MODEL, an .onnx or .pt2 file, as a recipe says.
+    """Quantize MODEL, an .onnx or .pt2 file, as a recipe says, or as it is marked already.
 
     The file that is written appears whole or not at all; one that was there is replaced.
     """
     _check_files(model, out, force)
-    onnx_only = {"--form": form, "--compat": compat, "--library": libraries}
+    onnx_only = {
+        "--form": form, "--runtime": runtime, "--compat": compat, "--prepare": prepare, "--library": libraries,
+    }  # fmt: skip
     for option, given in onnx_only.items():
         if given and model.suffix != ".onnx":
             raise click.UsageError(one_line(f"{option} is for .onnx files, {model.name} is none"))
     arguments = {
-        "compat": compat, "libraries": libraries or None, "method": None if method is None else _method(method),
+        "compat": compat, "prepare": None if prepare is None else _prepare(prepare),
+        "libraries": libraries or None, "method": None if method is None else _method(method),
         "calibration": None if calibration is None else _data(calibration, shapes, "--calibration"),
     }  # fmt: skip
     if calibration is None and shapes:
         raise click.UsageError("--shape is for random data: add --calibration random:N")
+    if runtime is not None and form != "native":
+        raise click.UsageError("--runtime chooses types of the native form: add --form native")
     import blockscale as bs
 
     started = time.perf_counter()
@@ -115,7 +138,7 @@ def quantize(
         progress(0.1, f"quantizing {printable(model.name)}")
     made = bs.quantize_model(model, recipe, **_said(arguments))
     progress(0.9, f"writing {printable(out.name)}")
-    made.save(out, **_said({"form": form}))
+    made.save(out, **_said({"form": form, "runtime": runtime}))
     progress(1)
     seconds = time.perf_counter() - started
     size = _on_disk(out, made.report.bytes_after)
@@ -126,7 +149,7 @@ def quantize(
 
     print_table([], quantized.rows(made.report), left=(0, 1))
     click.echo(f"{printable(str(out))}: {bytes_text(size)}, written after {seconds:.1f} s")
-    click.echo(quantized.next_steps(printable(str(model)), printable(str(out)), form))
+    click.echo(quantized.next_steps(printable(str(model)), printable(str(out)), form, runtime))
     return None
 
 
@@ -156,6 +179,10 @@ def _on_disk(path: Path, weights: int) -> int:
     size = path.stat().st_size
     beside = [path.with_name(f"{path.name}{end}") for end in (".data", ".2.data")] if size < weights else []
     return size + sum(one.stat().st_size for one in beside if one.is_file())
+
+
+def _prepare(text: str) -> str | list[str]:
+    return text if text in ("auto", "none") else text.split(",")
 
 
 def _method(text: str) -> Any:

@@ -118,11 +118,49 @@ def test_options_reach_the_functions(model: Path, tmp_path: Path, monkeypatch: p
     given = {"compat": "quark", "libraries": (str(model),), "method": ("mse", {"grid": 8})}
     assert seen == [{}, {}, given, {"form": "portable"}]
     assert "operators of ONNX alone" in shown
+    seen.clear()
+    more = ("--form", "native", "--runtime", "onnxruntime", "--prepare")
+    ran("quantize", model, "-r", "mxfp4", "-o", out, *more, "opset,shapes")
+    ran("quantize", model, "-r", "mxfp4", "-o", out, *more, "none")
+    saved = {"form": "native", "runtime": "onnxruntime"}
+    assert seen == [{"prepare": ["opset", "shapes"]}, saved, {"prepare": "none"}, saved]
+
+
+def test_quantizes_that_the_model_has(model: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "out.onnx", tmp_path / "theirs.onnx"
+    ran("quantize", model, "-r", "mxfp4", "-o", theirs, "--compat", "quark")
+    ran("quantize", theirs, "-o", ours)
+    assert bs.load(ours).report.bytes_after < bs.load(theirs).report.bytes_before
+    assert "for a model that has no quantizes of its own" in refused(1, "quantize", model, "-o", ours)
+
+
+def test_types_of_a_runtime(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    arguments = ("quantize", model, "-r", "mxfp4", "-o", out)
+    assert "add --form native" in refused(2, *arguments, "--runtime", "onnxruntime")
+    shown = ran(*arguments, "--form", "native", "--runtime", "onnxruntime")
+    assert f"onnxruntime.InferenceSession('{out}')" in shown
+    types = {weight.data_type for weight in onnx.load(out).graph.initializer}
+    assert onnx.TensorProto.FLOAT8E4M3FN in types and onnx.TensorProto.FLOAT4E2M1 not in types
+
+
+@pytest.mark.parametrize("form", ["custom", "portable", "native"])
+def test_inspect_shows_the_same_tensors_of_every_form(tmp_path: Path, form: str) -> None:
+    onnx.save(CASES["convolutions"].proto(), tmp_path / "model.onnx")
+    ran("quantize", tmp_path / "model.onnx", "-r", "mxfp4", "-o", tmp_path / "out.onnx", "--form", form)
+    found = json.loads(ran("inspect", tmp_path / "out.onnx", "--json"))
+    shown = {(row["name"], row["role"]) for row in found["tensors"]}
+    report = bs.load(tmp_path / "out.onnx").report
+    meant = {(row["tensor"], row["role"]) for row in report.tensors if row["layout"] != "float"}
+    assert len(shown) == len(meant) and {name for name, role in meant if role == "weight"} == {
+        name for name, role in shown if role == "weight"
+    }
 
 
 def test_next_steps_know_the_form() -> None:
     assert "blockscale.load('a.pt2')" in quantized.next_steps("m.pt2", "a.pt2", None)
-    assert "runtime that has its types" in quantized.next_steps("m.onnx", "a.onnx", "native")
+    assert "the types of ONNX in it" in quantized.next_steps("m.onnx", "a.onnx", "native")
+    assert "operators of ONNX alone" in quantized.next_steps("m.onnx", "a.onnx", "native", "onnxruntime")
 
 
 def test_quantize_over_the_model_itself(model: Path) -> None:
@@ -151,7 +189,7 @@ def test_quantize_refuses(model: Path, tmp_path: Path, data: Path) -> None:
         1, "quantize", model, "-r", "mxfp4", "-o", _folder(tmp_path / "f.onnx")
     )
     assert ".onnx file" in refused(2, "quantize", model, "-r", "mxfp4", "-o", tmp_path / "out.pt2")
-    assert "Missing option" in refused(2, "quantize", model, "-o", out)
+    assert "Missing option" in refused(2, "quantize", model, "-r", "mxfp4")
     static = ("quantize", model, "-r", "int8", "-o", out, "--calibration")
     assert "random:N draws" in refused(1, *static, tmp_path / "absent")
     assert "no .npy and no .npz" in refused(1, *static, _folder(tmp_path / "empty"))

@@ -15,13 +15,15 @@ HEAD = "model.lm_head"
 class Llama(nn.Module):
     """Two layers: ids → logits."""
 
-    def __init__(self, attention: str = "sdpa", dtype: torch.dtype = torch.float32, layers: int = 2) -> None:
+    def __init__(
+        self, attention: str = "sdpa", dtype: torch.dtype = torch.float32, layers: int = 2, wider: int = 1
+    ) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         super().__init__()
         torch.manual_seed(0)
         config = LlamaConfig(
-            hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
+            hidden_size=64 * wider, intermediate_size=96 * wider, num_hidden_layers=layers, num_attention_heads=4,
             num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=64,
             attn_implementation=attention, use_cache=False,
         )  # fmt: skip
@@ -90,10 +92,10 @@ class Block(nn.Module):
     """One decoder layer: hidden states, cosines and sines of the rotary embedding → hidden states."""
 
     def __init__(
-        self, form: str = "plain", attention: str = "sdpa", dtype: torch.dtype = torch.float32
+        self, form: str = "plain", attention: str = "sdpa", dtype: torch.dtype = torch.float32, wider: int = 1
     ) -> None:
         super().__init__()
-        self.layers = Llama(attention, dtype, layers=1).model.model.layers
+        self.layers = Llama(attention, dtype, layers=1, wider=wider).model.model.layers
         formed(self, form)
         self.eval()
 
@@ -103,10 +105,10 @@ class Block(nn.Module):
 
 
 def hidden(
-    batch: int = 2, sequence: int = 8, seed: int = 0, dtype: torch.dtype = torch.float32
+    batch: int = 2, sequence: int = 8, seed: int = 0, dtype: torch.dtype = torch.float32, wider: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    angles = torch.arange(sequence)[:, None] * 0.5 ** torch.arange(8.0)
+    angles = torch.arange(sequence)[:, None] * 0.5 ** torch.arange(8.0 * wider)
     turn = torch.cat([angles, angles], -1).expand(batch, -1, -1)
-    states = torch.randn(batch, sequence, 64, generator=generator)
+    states = torch.randn(batch, sequence, 64 * wider, generator=generator)
     return states.to(dtype), turn.cos().to(dtype), turn.sin().to(dtype)

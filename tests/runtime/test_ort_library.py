@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from onnx import TensorProto as T
+from onnx import helper
 
 from blockscale.graph.onnx_quantizers import quark_numbers
 from blockscale.numerics import native
@@ -14,7 +15,7 @@ from blockscale.numerics.arrays import TENSOR_DTYPES, Array
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import Numbers, numbers_named
 from conformance.core_cases import PLACES, all_numbers, data_for, placed, same_bits, thinned
-from runtime.ort_models import FLOATS, QUARK, chain, model, node, run, session, value
+from runtime.ort_models import FLOATS, QUARK, chain, constant, model, node, run, session, value
 
 PART = 9  # of how many numbers each place takes one in the quick tests
 
@@ -118,3 +119,41 @@ def test_defaults_of_quark() -> None:
             block = tuple(32 if i == min(1, len(shape) - 1) else 1 for i in range(len(shape)))
             layout = Layout(numbers_named("mxint8,dialect=quark,rounding=half_away"), shape, block)
             assert same_bits(run(on, {"x": x})["y"], native.fake_quantize(x, layout)).all()
+
+
+@pytest.mark.parametrize("op_type", ["FakeQuantize", "MXQuantizeDequantize", "DynamicQuantize", "MatMul"])
+def test_shapes_that_the_runtime_does_not_know(op_type: str) -> None:
+    """What comes after, an Add of a vector, is not taken for a vector."""
+    place = {"numbers": "mxint8", "block": [1, 32]}
+    w = np.eye(64, dtype=np.float32)
+    codes = native.quantize(w, Layout(numbers_named("mxint8"), (64, 64), (32, 1)))
+    made = {
+        "FakeQuantize": [node("FakeQuantize", ["a"], ["b"], **place)],
+        "MXQuantizeDequantize": [node("MXQuantizeDequantize", ["a"], ["b"], "com.amd.quark")],
+        "DynamicQuantize": [
+            node("DynamicQuantize", ["a"], ["c", "s"], **place),
+            node("Dequantize", ["c", "s"], ["b"], shape=[-1, -1], dtype=T.FLOAT, **place),
+        ],
+        "MatMul": [
+            node("MatMul", ["a", "wc", "ws"], ["b"], numbers="mxint8", block=[32, 1], shape=[64, 64],
+                 x_numbers="mxint8", x_block=32),
+        ],
+    }[op_type]  # fmt: skip
+    nodes = [
+        helper.make_node("Reshape", ["x", "sizes"], ["a"]), *made,
+        helper.make_node("Add", ["b", "bias"], ["d"]), node("FakeQuantize", ["d"], ["y"], **place),
+    ]  # fmt: skip
+    constants = [
+        constant("bias", np.ones(64, np.float32)),
+        constant("wc", codes[0]),
+        constant("ws", codes[1].scales),
+    ]
+    known = [value("c", np.int8), value("s", np.uint8), value("b", T.FLOAT)]
+    inputs = [value("x", T.FLOAT, ["n"]), value("sizes", T.INT64, ["r"])]
+    on = session(model(nodes, inputs, [value("y", T.FLOAT)], constants, known))
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    layout = Layout(numbers_named("mxint8"), x.shape, (1, 32))
+    wanted = native.fake_quantize(native.fake_quantize(x, layout) + np.float32(1), layout)
+    found = run(on, {"x": x.ravel(), "sizes": np.array([3, 64])})["y"]
+    assert found.shape == x.shape
+    np.testing.assert_allclose(found, wanted, atol=0.04)

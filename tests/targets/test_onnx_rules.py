@@ -56,9 +56,9 @@ X = np.random.default_rng(7).standard_normal((2, 16, 6, 6)).astype(F)
 def bits(recipe: Any) -> None:
     """Quantized is fake-quantized, and a weight is what the codec makes of it."""
     fake = bs.fake_quantize_model(model(), recipe)
-    np.testing.assert_array_equal(
-        bs.quantize_model(model(), recipe)(X), next(iter(Runner(fake).run({"x": X}).values()))
-    )
+    qm = bs.quantize_model(model(), recipe)
+    qm.runner = "reference"  # whose products have the same order, whether a weight is a constant or not
+    np.testing.assert_array_equal(qm(X), next(iter(Runner(fake).run({"x": X}).values())))
 
 
 SETTINGS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [

@@ -65,6 +65,16 @@ def spread(b: Body, scale: ir.Value, x: ir.Value, blocks: Blocks) -> ir.Value:
     return scale
 
 
+def scaled(b: Body, x: ir.Value, scale: ir.Value, blocks: Blocks) -> ir.Value:
+    """x times the scale of its block."""
+    blocked = [axis for axis, size in enumerate(blocks.block) if size > 1]
+    if len(blocked) != 1 or not blocks.even[blocked[0]]:
+        return b("Mul", x, spread(b, scale, x, blocks))
+    (axis,) = blocked  # whole runs: nothing of the size of x is made of the scales
+    runs = in_runs(b, x, axis, blocks.block[axis], even=True)
+    return b("Reshape", b("Mul", runs, b("Unsqueeze", scale, b.i64([axis + 1]))), b("Shape", x), allowzero=1)
+
+
 def in_runs(b: Body, x: ir.Value, axis: int, size: int, even: bool = False) -> ir.Value:
     """[…, n, …] → […, ceil(n / size), size, …]"""
     n = b.size_of(x, axis)

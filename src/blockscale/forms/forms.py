@@ -7,7 +7,7 @@ import onnx_ir as ir
 from blockscale.errors import CombinationError, UnknownNameError
 from blockscale.forms import custom, native, portable
 from blockscale.forms.body import OLDEST
-from blockscale.forms.types import RUNTIMES
+from blockscale.forms.types import RUNTIMES, least_ir_version
 from blockscale.graph.onnx_opset import to_opset
 
 FORMS = ("custom", "portable", "native")
@@ -36,10 +36,19 @@ def written(
     if compat not in (None, "quark"):
         raise UnknownNameError("compat", compat, ("quark",))
     if form == "native":
-        return native.written(model, runtime or "onnx", to_opset)
-    if form == "portable":
-        return portable.written(to_opset(model, OLDEST))
-    return custom.written(model) if compat is None else custom.as_quark(to_opset(model, OLDEST))
+        made = native.written(model, runtime or "onnx", to_opset)
+    elif form == "portable":
+        made = portable.written(to_opset(model, OLDEST))
+    else:
+        made = custom.written(model, to_opset) if compat is None else custom.as_quark(to_opset(model, OLDEST))
+    made.ir_version = max(made.ir_version, least_ir_version(made))
+    return made
 
 
-__all__ = ["FORMS", "RUNTIMES", "written"]
+def read_back(model: ir.Model) -> ir.Model:
+    """A model of a file in the custom form, as it was before it was written."""
+    custom.read_back(model)
+    return model
+
+
+__all__ = ["FORMS", "RUNTIMES", "read_back", "written"]

@@ -26,11 +26,15 @@ def inlined(model: ir.Model) -> ir.Model:
 
 def our_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Also in the bodies of control flow, and in functions of the user's."""
+    for node in _all_nodes(model):
+        if node.domain == DOMAIN and node.op_type in OURS:
+            yield node
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     roots: list[Any] = [model.graph, *(function.graph for function in model.functions.values())]
     for root in roots:
-        for node in list(ir.traversal.RecursiveGraphIterator(root)):
-            if node.domain == DOMAIN and node.op_type in OURS:
-                yield node
+        yield from list(ir.traversal.RecursiveGraphIterator(root))
 
 
 class Edit:
@@ -53,7 +57,7 @@ class Edit:
             for value in one.outputs:
                 value.name = self.names.value(f"{node.outputs[0].name}_{one.op_type}")
         last.name = node.name
-        for old, new in zip(node.outputs, last.outputs, strict=True):
+        for old, new in zip(node.outputs, last.outputs, strict=False):  # the rest is not read
             new.shape, new.type, name = old.shape, old.type, old.name
             old.name = None
             new.name = name
@@ -109,6 +113,8 @@ class Edit:
             self.model.functions[function.identifier()] = function
         if self._functions:
             self.model.opset_imports[self.domain] = 1
+        if not any(node.domain == DOMAIN for node in _all_nodes(self.model)):
+            self.model.opset_imports.pop(DOMAIN, None)
 
 
 def require_opset(model: ir.Model, oldest: int, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from blockscale.errors import CombinationError
-from blockscale.forms.quantizers import TENSOR_FORMATS
+from blockscale.forms.quantizers import TENSOR_FORMATS, why_not
 from blockscale.numerics.scheme import Numbers, numbers_named
 
 PARAMETERS = ("scale", "zero_point", "tensor_scale")
@@ -37,10 +37,17 @@ class Read:
         assert value is not None
         return value
 
+    @property
+    def outputs(self) -> int:
+        """How many there are up to the last that something reads."""
+        used = [i for i, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
+        return 1 + max(used, default=0)
+
     def refusal(self, form: str, why: str) -> CombinationError:
+        others = "form='custom'" if why_not(self.numbers) else "form='portable' or form='custom'"
         return CombinationError(
             f"{self.op_type} {self.node.name!r}, {self.numbers} in blocks of {self.block}: the {form} form cannot hold "
-            f"it: {why}; write it as form='custom'"
+            f"it: {why}; write it as {others}"
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from blockscale.forms import bits, grid
-from blockscale.forms.blocks import Blocks, spread
+from blockscale.forms.blocks import Blocks, scaled, spread
 from blockscale.forms.body import Body
 from blockscale.forms.scales import Chosen, chosen, values
 from blockscale.numerics.formats import FORMATS
@@ -28,6 +28,8 @@ class Spec:
     dtype   of the tensor with values
     given   which inputs are there beside the first: scale, zero_point, tensor_scale
     last    of Dequantize: the last size where packed bytes do not say it
+    outputs how many of its outputs there are
+    small   of Dequantize: its scales are known, and nothing that they give overflows
     """
 
     op_type: str
@@ -36,6 +38,8 @@ class Spec:
     dtype: ir.DataType
     given: tuple[str, ...]
     last: int | None = None
+    outputs: int = 1
+    small: bool = False
 
     @property
     def told(self) -> dict[str, str]:
@@ -67,7 +71,7 @@ def why_not(numbers: Numbers) -> str:
 def function(spec: Spec, domain: str, name: str) -> ir.Function:
     first = "codes" if spec.op_type == "Dequantize" else "x"
     b = Body([first, *spec.given])
-    outputs = _MAKERS[spec.op_type](b, spec)
+    outputs = dict(list(_MAKERS[spec.op_type](b, spec).items())[: spec.outputs])
     block = "×".join(map(str, spec.blocks.block)) or "()"
     return b.function(
         domain, name, outputs, f"{spec.op_type} of {spec.numbers} in blocks of {block}", spec.told
@@ -198,21 +202,25 @@ def _dynamic_quantize(b: Body, spec: Spec) -> dict[str, ir.Value]:
 
 
 def _dequantize(b: Body, spec: Spec) -> dict[str, ir.Value]:
+    """A runtime that folds constants does this once to each weight, so it is few operators on all elements."""
     element = spec.numbers.element_format
     found = _stored(b, spec)
-    codes = bits.unpacked(b, b["codes"], element, spec.rank, spec.last)
     finite = None
-    if element.is_float:
-        r = b("Gather", b.f32(element.decode(range(1 << element.bits))), codes)
-        if element.specials != "none":
+    if element.packed:
+        r = bits.values(b, b["codes"], element, spec.rank, spec.last)
+    elif element.is_float:
+        r = b("Gather", b.f32(element.decode(range(256))), b.cast(b["codes"], ir.DataType.INT32))
+        if element.specials != "none" and not spec.small:
             finite = b("Not", b.any_of(b("IsNaN", r), b("IsInf", r)))
     else:
-        r = b.cast(codes, ir.DataType.FLOAT)
-        if found.zero_point is not None:
-            r = b("Sub", r, spread(b, found.zero_point, codes, spec.blocks))
+        r = b.cast(b["codes"], ir.DataType.FLOAT)
         if element.mantissa_bits:
             r = b("Mul", r, b.f32(2.0**-element.mantissa_bits))
-    y = b("Mul", r, spread(b, found.effective, codes, spec.blocks))
+    if found.zero_point is not None:
+        r = b("Sub", r, spread(b, found.zero_point, r, spec.blocks))
+    y = scaled(b, r, found.effective, spec.blocks)
+    if spec.small and spec.dtype == ir.DataType.FLOAT:
+        return {"y": y}
     return {"y": narrowed(b, spec, y, finite)}
 
 

@@ -21,6 +21,13 @@ _SINCE = {
     ir.DataType.FLOAT6E2M3: 28, ir.DataType.FLOAT6E3M2: 28,
 }  # fmt: skip
 BLOCKED = 21
+# The first version of the file format that has them.
+_IR_SINCE = {
+    ir.DataType.FLOAT8E4M3FN: 9, ir.DataType.FLOAT8E5M2: 9, ir.DataType.INT4: 10, ir.DataType.UINT4: 10,
+    ir.DataType.FLOAT4E2M1: 11, ir.DataType.FLOAT8E8M0: 12, ir.DataType.INT2: 13, ir.DataType.UINT2: 13,
+    ir.DataType.FLOAT6E2M3: 14, ir.DataType.FLOAT6E3M2: 14,
+}  # fmt: skip
+FUNCTIONS_SINCE = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Runtime:
     bytes_as_scales: bool
 
 
-# ONNX itself, with the types of its newest opset; and the CPU kernels of ONNX Runtime 1.18 and later.
+# ONNX itself, with the types of its newest opset; and the CPU kernels of ONNX Runtime 1.20 and later.
 RUNTIMES = {
     "onnx": Runtime("onnx", _FLOATS, _WIDTHS, True),
     "onnxruntime": Runtime(
@@ -51,6 +58,16 @@ RUNTIMES = {
         False,
     ),
 }
+
+
+def least_ir_version(model: ir.Model) -> int:
+    """Of the file format, for the types of its constants and the functions that it has."""
+    values = (
+        value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.initializers.values()
+    )
+    types = {value.dtype for value in values if value.dtype is not None}
+    least = FUNCTIONS_SINCE if model.functions else 3
+    return max([least, *(_IR_SINCE.get(one, 3) for one in types)])
 
 
 def code_type(numbers: Numbers, runtime: Runtime) -> ir.DataType:

@@ -87,11 +87,14 @@ def _nothing(model: ir.Model) -> list[Told]:
 
 
 def _name_nodes(model: ir.Model) -> list[Told]:
-    """Rules and reports know operators by their names."""
-    names = Names(model)
+    """Rules and reports know operators by their names, and ONNX Runtime refuses two of one name."""
+    names, seen = Names(model), set[str]()
     for node in model.graph.all_nodes():
         if not node.name:
             node.name = names.node(f"{node.op_type}_0")
+        elif node.name in seen:
+            node.name = names.node(node.name)
+        seen.add(node.name)
     return []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from blockscale.graph.constants import placed
 from blockscale.graph.overlay import Graph
 from blockscale.graph.quant import layout_of, lost_in_codes, quant_of
 from blockscale.graph.quantizers import our_dequantize
-from blockscale.graph.view import Meta, Node, Value
+from blockscale.graph.view import Const, Meta, Node
 from blockscale.numerics import native
 from blockscale.numerics.arrays import NUMPY
 from blockscale.numerics.blocking import per_element
@@ -41,15 +42,35 @@ def run(graph: Graph, log: Log) -> None:
         if isinstance(layout, str):
             log.left(STAGE, node, layout)
             continue
-        found = _codes(np.asarray(known.fetch(), order="C"), layout)
-        if found is None:
-            log.left(
-                STAGE, node, f"{known.name}: its values in {layout.numbers} are not those of codes of ocp"
-            )
+        packed = _Packed(known, layout)
+        twin = packed.twin()
+        if twin is None:
+            why = f"{known.name}: its values in {layout.numbers} are not those of codes of ocp"
+            log.left(STAGE, node, why)
             continue
-        _replace(graph, node, known.name, found)
-        log.did(STAGE, node, f"{known.name} became codes of {found[0].numbers}, of the same values")
+        _replace(graph, node, known.name, twin, packed)
+        log.did(STAGE, node, f"{known.name} became codes of {twin.numbers}, of the same values")
         graph.discard([node])
+
+
+class _Packed:
+    """A weight is read for the trial, and again when the model is written: it is not held in between."""
+
+    def __init__(self, known: Const, layout: Layout) -> None:
+        self.known, self.layout = known, layout
+
+    def _codes(self) -> tuple[Layout, Any, native.Stored] | None:
+        return _codes(np.asarray(self.known.fetch(), order="C"), self.layout)
+
+    def twin(self) -> Layout | None:
+        found = self._codes()
+        return None if found is None else found[0]
+
+    @cached_property
+    def contents(self) -> tuple[Any, Any]:
+        found = self._codes()
+        assert found is not None
+        return found[1], found[2].scales
 
 
 def _codes(x: Any, layout: Layout) -> tuple[Layout, Any, native.Stored] | None:
@@ -93,15 +114,14 @@ def _with_codes(numbers: Numbers) -> Numbers:
 _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
-def _replace(graph: Graph, node: Node, name: str, found: tuple[Layout, Any, native.Stored]) -> None:
-    layout, codes, stored = found
-    numbers: Numbers = layout.numbers
+def _replace(graph: Graph, node: Node, name: str, twin: Layout, packed: _Packed) -> None:
     meta = node.outputs[0].meta
     assert meta is not None
-    operands: list[Value | None] = [
-        graph.constant(codes, f"{name}_codes", Meta(codes.dtype.name, codes.shape)),
-        graph.constant(stored.scales, f"{name}_scale", Meta(stored.scales.dtype.name, stored.scales.shape)),
-    ]
-    quant = our_dequantize(numbers, layout.block, meta.dtype)
-    made = graph.make("dequantize", operands, [meta], {"quant": quant}, near=node, name=f"{node.name}_dq")
+    dtype = twin.numbers.element_format.storage_dtype.name
+    codes = graph.constant(lambda: packed.contents[0], f"{name}_codes", Meta(dtype, twin.codes_shape))
+    scale = graph.constant(lambda: packed.contents[1], f"{name}_scale", Meta("uint8", twin.scale_shape))
+    quant = our_dequantize(twin.numbers, twin.block, meta.dtype)
+    made = graph.make(
+        "dequantize", [codes, scale], [meta], {"quant": quant}, near=node, name=f"{node.name}_dq"
+    )
     graph.replace(node.outputs[0], made.outputs[0])

@@ -15,6 +15,7 @@ from blockscale.passes import (
     absorb,
     canonicalize,
     cse,
+    dense,
     fold,
     fold_metadata,
     fuse_norm,
@@ -35,6 +36,7 @@ PASSES: dict[str, Pass] = {
     "ours": partial(canonicalize.run, split=False),
     "split_constants": canonicalize.split_constants,
     "join": join.run,
+    "dense": dense.run,
     "pack": pack.run,
     "cse": cse.run,
     "lift": lift.run,
@@ -61,7 +63,7 @@ OPTIMIZE = (
     *CANONICAL, *COMBINE, "sink", "fold", "absorb", "fuse_scale", "fuse_norm", "requantize", "fuse_operands", "cse",
 )  # fmt: skip
 # For targets whose runtime takes floats: one node a quantize of an activation, weights as codes.
-FLOATS = ("ours", "join", *COMBINE, "split_constants", "pack", "fold")
+FLOATS = ("ours", "join", *COMBINE, "dense", "split_constants", "pack", "fold")
 
 
 def checks_asked_for() -> bool:

@@ -28,7 +28,8 @@ from blockscale.graph.quant import Quant
 from blockscale.graph.view import Meta, Node, Value
 from blockscale.report.onnx_layouts import Place, from_name, told, words
 
-PORTABLE = f"{DOMAIN}.portable"  # domain of functions that say our operators in those of ONNX
+# Domains of functions that say our operators in those of ONNX: of each form.
+FUNCTIONS = (f"{DOMAIN}.portable", f"{DOMAIN}.native", f"{DOMAIN}.folded")
 LARGEST = 1 << 20  # nodes, calls of functions written out: a small file may stand for any number
 
 _MADE = re.compile(r"((_fq|_q|_codes)?_bs\d+)+$|_codes(_\d+)?$")  # what we put behind names of tensors
@@ -173,14 +174,14 @@ class _Walk:
         if read is not None:
             kind, operands, quant = read
             self.quantizer(kind, node, frame, quant, operands)
-        elif node.origin.domain == PORTABLE:
-            self.portable(node, frame)
+        elif node.origin.domain in FUNCTIONS:
+            self.function(node, frame)
         elif identifier in self.holding:
             self.called(node, frame)
 
     # ------------------------------------------------------------------------------ quantizers
 
-    def portable(self, node: Node, frame: _Frame) -> None:
+    def function(self, node: Node, frame: _Frame) -> None:
         """A function whose name, arguments or notes say which of our operators it is, on what layout."""
         function = self.model.functions[node.origin.op_identifier()]
         notes: dict[str, Any] = dict(function.metadata_props)
@@ -282,7 +283,7 @@ def _holding(model: ir.Model) -> set[Any]:
         for node in nodes:
             inner = node.op_identifier()
             more = look(inner, path) if inner in model.functions else (False, 1)
-            holds |= more[0] or qualified(node) in READERS or (more[1] > 1 and inner[0] == PORTABLE)
+            holds |= more[0] or qualified(node) in READERS or (more[1] > 1 and inner[0] in FUNCTIONS)
             size += more[1]
         if size > LARGEST:
             raise FileError(f"the model stands for more than {LARGEST} nodes, functions written out")

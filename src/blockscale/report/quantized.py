@@ -46,17 +46,17 @@ def _float_weights(report: Report) -> Iterator[str]:
         yield f"{', '.join(tensors[:NAMES])}{more}: {reason}"
 
 
-def next_steps(model: str, out: str, form: str | None) -> str:
+def next_steps(model: str, out: str, form: str | None, runtime: str | None = None) -> str:
     """One line that runs it, and two that look at it."""
-    lines = [f"run      {_runs(out, form)}", f"look     blockscale inspect {out}"]
+    lines = [f"run      {_runs(out, form, runtime)}", f"look     blockscale inspect {out}"]
     return "\n".join([*lines, f"compare  blockscale compare {model} {out} --data …"])
 
 
-def _runs(out: str, form: str | None) -> str:
-    if form == "portable":
+def _runs(out: str, form: str | None, runtime: str | None) -> str:
+    if form == "portable" or runtime == "onnxruntime":
         return f"onnxruntime.InferenceSession({out!r})  # operators of ONNX alone"
     if form == "native":
-        return f"blockscale.load({out!r}), or a runtime that has its types; `blockscale inspect` says which"
+        return f"a runtime that has the types of ONNX in it; `blockscale inspect {out}` says whether onnxruntime does"
     if out.endswith(".onnx") and find_spec("blockscale.onnxruntime") is not None:
         library = "options.register_custom_ops_library(blockscale.onnxruntime.library_path())"
         return f"{library}; onnxruntime.InferenceSession({out!r}, options)"

@@ -254,10 +254,8 @@ def _loaded(folder: Path, inputs: Sequence[Input]) -> Iterator[dict[str, Array]]
 def _load(file: Path) -> Any:
     """An array, or those of a .npz file by name."""
     try:
-        loaded = np.load(file, allow_pickle=False)
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded:
-                return dict(loaded)
-        return loaded
+        with open(file, "rb") as stream:  # numpy leaves it open where it is no archive
+            loaded = np.load(stream, allow_pickle=False)
+            return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
     except (ValueError, EOFError, OSError, BadZipFile) as error:
         raise CalibrationError(f"calibration file {str(file)!r} cannot be read: {error}") from error

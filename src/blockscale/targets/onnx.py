@@ -74,7 +74,7 @@ class QuantizedOnnx:
     @property
     def _runner(self) -> Any:
         if self._made is None:
-            self._made = RUNNERS[self._runner_name](self.model)
+            self._made = RUNNERS[self._runner_name](forms.written(self.model))
         return self._made
 
     def __call__(self, *arrays: Any, **by_name: Any) -> Any:
@@ -135,7 +135,8 @@ def load(path: str | os.PathLike[str]) -> QuantizedOnnx:
     told = model.metadata_props.get(_REPORT)
     if told is None:
         raise FileError(f"{path}: not written by blockscale; quantize_model takes it")
-    return QuantizedOnnx(model, Report.from_json(told, str(path)), compat=model.metadata_props.get(_COMPAT))
+    compat = model.metadata_props.get(_COMPAT)
+    return QuantizedOnnx(forms.read_back(model), Report.from_json(told, str(path)), compat=compat)
 
 
 def read(model: Any) -> ir.Model:
