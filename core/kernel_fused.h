@@ -77,8 +77,8 @@ static BS_INLINE void fetch(const float* x) {
 
 // As the general kernels have it, one by one.
 template <class E, class R>
-static BS_COLD void passing_block(const float* x, size_t n, const Numbers& numbers,
-                                  const Ties& ties, const uint32_t* noise, float* BS_RESTRICT out) {
+static BS_COLD void odd_block(const float* x, size_t n, const Numbers& numbers, const Ties& ties,
+                              const uint32_t* noise, float* BS_RESTRICT out) {
   const uint32_t amax = amax_run<false>(x, n, kInfBits - 1);
   int32_t s;
   float factor, scale, lift;
@@ -94,20 +94,27 @@ static BS_COLD void passing_block(const float* x, size_t n, const Numbers& numbe
 }
 
 template <class E, class R>
+static BS_INLINE void passing_block(const float* x, size_t n, const Numbers& numbers,
+                                    const MxRule& rule, const Ties& ties, const uint32_t* noise,
+                                    float* BS_RESTRICT out) {
+  const uint32_t amax = amax_run<true>(x, n, 0);
+  const auto least = uint32_t(rule.emax < 1 ? 1 : rule.emax) << 23;
+  if ((amax >= least && amax < kInfBits) || amax == 0) {
+    fake_run<E, MultiplyNumbers, R>(x, n, mx_block(amax, rule).one, ties, noise, out);
+  } else {
+    odd_block<E, R>(x, n, numbers, ties, noise, out);
+  }
+}
+
+template <class E, class R>
 static void fused_passing(const Piece& p, const Numbers& numbers, float* BS_RESTRICT out) {
   uint32_t buffer[kNoiseSize<R>];
   const uint32_t* noise = noise_of<R>(p, buffer);
   const Ties ties = ties_of(numbers);
   const MxRule rule = mx_rule_of(numbers);
-  const auto least = uint32_t(rule.emax < 1 ? 1 : rule.emax) << 23;
   for_blocks(p, [&](size_t s, auto n, size_t) BS_INLINE_LAMBDA {
     const uint32_t* z = R::kNoisy ? noise + s : noise;
-    const uint32_t amax = amax_run<true>(p.x + s, n, 0);
-    if ((amax >= least && amax < kInfBits) || amax == 0) {
-      fake_run<E, MultiplyNumbers, R>(p.x + s, n, mx_block(amax, rule).one, ties, z, out + s);
-    } else {
-      passing_block<E, R>(p.x + s, n, numbers, ties, z, out + s);
-    }
+    passing_block<E, R>(p.x + s, n, numbers, rule, ties, z, out + s);
     for (size_t i = 0; i < n; i += 16) fetch(p.x + s + i + kAhead);
   });
 }

@@ -43,10 +43,13 @@ static inline bool has_grid(const Numbers& numbers) {
          (f.kind != Kind::kFixed || numbers.int_low == f.min_code);
 }
 
-// Whether they may but for the signs of zeros, which they have none of.
-static inline bool has_unsigned_grid(const Numbers& numbers) {
+// Whether they may in the way of AMD Quark: floats round to zeros without a sign, integers go down
+// to one more code than up, and of their zeros those that are rounded have no sign.
+static inline bool has_passing_grid(const Numbers& numbers) {
+  const Format& f = numbers.element_format();
   const auto& signs = numbers.zero_signs;
+  const bool fixed = f.kind == Kind::kFixed;
   return can_fuse_passing(numbers) && numbers.rounding == Rounding::kHalfEven &&
-         !numbers.nearly_half && numbers.element_format().kind != Kind::kFixed && !signs[0] &&
-         !signs[1] && !signs[2];
+         !numbers.nearly_half && signs[0] == fixed && signs[1] == fixed && !signs[2] &&
+         (!fixed || numbers.int_low == f.min_code - 1);
 }

@@ -209,7 +209,54 @@ struct OnGrid<FixedElement<F>, kCodes> {
   }
 };
 
-template <class E, TensorType T>
+// The same for numbers of `has_passing_grid`.
+template <class E>
+struct PassingGrid;
+
+// Zeros have no sign.
+template <int ID>
+struct PassingGrid<FloatElement<ID>> {
+  OnGrid<FloatElement<ID>, false> grid;
+
+  template <class T>
+  BS_INLINE PassingGrid(T largest, T smallest) : grid(largest, smallest) {}
+  BS_INLINE __m512i operator()(__m512 x) const {
+    const __m512 r = _mm512_castsi512_ps(grid(x));
+    return _mm512_castps_si512(_mm512_add_ps(r, _mm512_setzero_ps()));
+  }
+};
+
+// No x lies below the least code, and a zero has the sign of an x whose quotient by the scale is 0.
+template <int F>
+struct PassingGrid<FixedElement<F>> {
+  __m512 limit, anchor;
+  __m512i least;  // bits of 2^-150 times the scale: a quotient of 2^-150 is 0
+
+  BS_INLINE PassingGrid(float largest, float of_anchor)
+      : PassingGrid(_mm512_set1_ps(largest), _mm512_set1_ps(of_anchor)) {}
+  // By integers: a product that is no normal number would take long.
+  BS_INLINE PassingGrid(__m512 largest, __m512 of_anchor) : limit(largest), anchor(of_anchor) {
+    const __m512i field = _mm512_srli_epi32(_mm512_castps_si512(limit), 23);
+    const __m512i lowered = _mm512_sub_epi32(field, all_of(150));
+    const __m512i subnormal = _mm512_sllv_epi32(
+        all_of(1), _mm512_sub_epi32(field, all_of(128)));  // 0 where it is negative
+    const __mmask16 is_normal = _mm512_cmpgt_epi32_mask(lowered, _mm512_setzero_si512());
+    least = _mm512_mask_slli_epi32(subnormal, is_normal, lowered, 23);
+  }
+  BS_INLINE __m512i operator()(__m512 x) const {
+    const __m512 sum = _mm512_add_ps(_mm512_min_ps(x, limit), anchor);
+    const __m512i r = _mm512_castps_si512(_mm512_sub_ps(sum, anchor));
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i magnitude = _mm512_and_si512(bits, all_of(int32_t(kMagnitude)));
+    const __mmask16 vanishes = _mm512_cmple_epi32_mask(magnitude, least);
+    return _mm512_mask_or_epi32(r, vanishes, r, _mm512_and_si512(bits, all_of(int32_t(kSign))));
+  }
+};
+
+template <class E, bool kPasses>
+using FakeGrid = std::conditional_t<kPasses, PassingGrid<E>, OnGrid<E, false>>;
+
+template <class E, TensorType T, bool kPasses>
 static BS_COLD void fake_one_by_one(const typename Elements<T>::Type* x, size_t blocks,
                                     const Numbers& numbers, typename Elements<T>::Type* y) {
   const Ties ties = ties_of(numbers);
@@ -217,7 +264,11 @@ static BS_COLD void fake_one_by_one(const typename Elements<T>::Type* x, size_t 
   float wide[kBlock], out[kBlock];
   for (size_t b = 0; b < blocks; ++b) {
     Elements<T>::widen(x + b * kBlock, wide);
-    fused_fake_block<E, HalfEven>(wide, kBlock, rule, ties, nullptr, out);
+    if constexpr (kPasses) {
+      passing_block<E, ByTies>(wide, kBlock, numbers, rule, ties, nullptr, out);
+    } else {
+      fused_fake_block<E, HalfEven>(wide, kBlock, rule, ties, nullptr, out);
+    }
     Elements<T>::narrow(out, y + b * kBlock);
   }
 }
@@ -236,7 +287,7 @@ static BS_COLD void code_one_by_one(const typename Elements<T>::Type* x, size_t 
 }
 
 // y may be x.
-template <class E, TensorType T>
+template <class E, TensorType T, bool kPasses = false>
 static void row_fake(const void* from, size_t blocks, const Numbers& numbers, void* to) {
   using Type = typename Elements<T>::Type;
   const GridRule rule = grid_rule_of<E>(numbers, T);
@@ -248,11 +299,11 @@ static void row_fake(const void* from, size_t blocks, const Numbers& numbers, vo
     for (size_t b = 0; b < kGroup; ++b) v[b] = Elements<T>::greatest(x + b * kBlock);
     find_grids<T>(v, rule, g);
     if (!g.ordinary) {
-      fake_one_by_one<E, T>(x, kGroup, numbers, y);
+      fake_one_by_one<E, T, kPasses>(x, kGroup, numbers, y);
       continue;
     }
     for (size_t b = 0; b < kGroup; ++b) {
-      const OnGrid<E, false> grid(g.limit[b], g.least[b]);
+      const FakeGrid<E, kPasses> grid(g.limit[b], g.least[b]);
       __m512 low, high;
       Elements<T>::load(x + b * kBlock, low, high);
       ahead(x + b * kBlock);
@@ -260,7 +311,7 @@ static void row_fake(const void* from, size_t blocks, const Numbers& numbers, vo
                          _mm512_castsi512_ps(grid(high)));
     }
   }
-  if (blocks > 0) fake_one_by_one<E, T>(x, blocks, numbers, y);
+  if (blocks > 0) fake_one_by_one<E, T, kPasses>(x, blocks, numbers, y);
 }
 
 // 32 codes, of vectors in the order in which Elements gives them.
@@ -312,6 +363,12 @@ static RowFakeKernel row_fake_of(TensorType type) {
   return row_fake<E, TensorType::kF32>;
 }
 
+// Of float32 alone: what overflows in other types must not saturate.
+template <class E>
+static RowFakeKernel passing_row_of(TensorType type) {
+  return type == TensorType::kF32 ? row_fake<E, TensorType::kF32, true> : nullptr;
+}
+
 template <class E>
 static RowCodeKernel row_code_of(TensorType type) {
   if (type == TensorType::kBf16) return row_code<E, TensorType::kBf16>;
@@ -323,6 +380,10 @@ static RowCodeKernel row_code_of(TensorType type) {
 
 template <class E>
 static RowFakeKernel row_fake_of(TensorType) {
+  return nullptr;
+}
+template <class E>
+static RowFakeKernel passing_row_of(TensorType) {
   return nullptr;
 }
 template <class E>

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "half.h"
 
@@ -111,8 +112,11 @@ FusedCodeKernel fused_code_kernel(const Numbers& numbers) {
 }
 
 RowFakeKernel row_fake_kernel(const Numbers& numbers, TensorType type) {
-  if (!has_grid(numbers)) return nullptr;
-  return by_element(numbers, [&](auto e) { return row_fake_of<decltype(e)>(type); });
+  const bool passes = has_passing_grid(numbers);
+  if (!passes && !has_grid(numbers)) return nullptr;
+  return by_element(numbers, [&](auto e) {
+    return passes ? passing_row_of<decltype(e)>(type) : row_fake_of<decltype(e)>(type);
+  });
 }
 
 RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type) {
@@ -121,9 +125,9 @@ RowCodeKernel row_code_kernel(const Numbers& numbers, TensorType type) {
 }
 
 ColumnKernels column_kernels(const Numbers& numbers) {
-  const bool plus = has_unsigned_grid(numbers);
-  if (!plus && !has_grid(numbers)) return {};
-  return by_element(numbers, [&](auto e) { return column_kernels_of<decltype(e)>(plus); });
+  const bool passes = has_passing_grid(numbers);
+  if (!passes && !has_grid(numbers)) return {};
+  return by_element(numbers, [&](auto e) { return column_kernels_of<decltype(e)>(passes); });
 }
 
 #define BS_STRING_(x) #x
