@@ -60,7 +60,8 @@ class Constants:
             codes = unpack(_contents(found, x), element, shape[-1] if shape else 1)
             if element.is_fixed:
                 return codes.astype(dtype.numpy())
-            return element.decode(codes).astype(dtype.numpy())
+            table = element.decode(np.arange(1 << element.bits)).astype(dtype.numpy())
+            return table[codes]  # float64 of all of them would take more than the model
 
         return self._lazy(found, x, "codes", dtype, shape, make)
 
