@@ -99,7 +99,7 @@ bs::Parameters parameters(const Stored& s) {
 
 // How x of a linear layer comes: see LinearInput.
 struct InputForm {
-  std::optional<bs::NumberNames> numbers;
+  std::optional<bs::Numbers> numbers;
   int64_t block = 0;
   int64_t block_rows = 1;
   bool coded = false;
@@ -210,7 +210,8 @@ NB_MODULE(_core, m) {
 
   nb::class_<InputForm>(m, "InputForm")
       .def(nb::init<>())
-      .def_rw("numbers", &InputForm::numbers)
+      .def("quantized_by",
+           [](InputForm& form, const bs::NumberNames& names) { form.numbers = bs::numbers_of(names); })
       .def_rw("block", &InputForm::block)
       .def_rw("block_rows", &InputForm::block_rows)
       .def_rw("coded", &InputForm::coded)
@@ -233,11 +234,9 @@ NB_MODULE(_core, m) {
                         size_t y_bytes, int y_type, int64_t y_stride, uintptr_t bias,
                         size_t bias_bytes, int activation, int host, int threads) {
         const Unlocked unlocked(rows * weight.n());
-        std::optional<bs::Numbers> numbers;
-        if (form.numbers) numbers = bs::numbers_of(*form.numbers);
         const bs::Memory bias_memory = memory(bias, bias_bytes);
         const bs::LinearInput input{memory(x, x_bytes), x_type, x_stride,
-                                    numbers ? &*numbers : nullptr, form.block, form.block_rows,
+                                    form.numbers ? &*form.numbers : nullptr, form.block, form.block_rows,
                                     form.coded, parameters(form.given)};
         if (activation < 0 || activation > int(bs::Activation::kSilu)) {
           bs::refuse("activation", int64_t{activation}, "0 to 4");

@@ -15,7 +15,7 @@ namespace bs {
 
 namespace {
 
-constexpr size_t kMostRun = 32;  // blocks: what a panel of a kernel holds at least
+constexpr size_t kMostRun = 16;  // blocks: what a panel of an int8 kernel holds at least
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 ScaleKind scale_kind_of(const WeightForm& form) {

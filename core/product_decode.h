@@ -1,4 +1,4 @@
-// Codes as vectors of 64 bytes, byte by byte and by table; product_avx512.h's sets have faster ways.
+// Codes as vectors of 64 bytes, most of them byte by byte.
 // How blocks are laid out: product_decode_avx512.h. Included once per instruction set, inside its
 // namespace.
 
@@ -63,15 +63,14 @@ static constexpr PlainTables<C> kPlain{};
 template <Code C>
 struct Bytes {
   BS_INLINE I operator()(const uint8_t* block, int q) const {
-    uint8_t bytes[64];
-    for (int i = 0; i < 64; ++i) {
-      const uint8_t code = code_at<C>(block, q, i);
-      if constexpr (is_integer(C)) {
-        bytes[i] = uint8_t(code - kBias);
-      } else {
-        bytes[i] = kPlain<C>.byte[code];
-      }
+    if constexpr (C == Code::kInt8) return load_i(block + 64 * q);  // dot8 knows
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+    if constexpr (code_bytes(C) == 256) {
+      return look_up_nibbles(load_i(block + 64 * (q & 3)), q >= 4, kPlain<C>.byte);
     }
+#endif
+    uint8_t bytes[64];
+    for (int i = 0; i < 64; ++i) bytes[i] = kPlain<C>.byte[code_at<C>(block, q, i)];
     return load_i(bytes);
   }
 };
@@ -104,3 +103,14 @@ struct Pairs {
     return load_i(words);
   }
 };
+
+// Element k of quad q as float32.
+template <Code C>
+static BS_INLINE F integer_at(const uint8_t* block, int q, int k, const I& zeros) {
+  int32_t values[kLanes];
+  store_i(values, zeros);
+  for (int i = 0; i < int(kLanes); ++i) {
+    values[i] = int32_t(code_at<C>(block, q, 4 * i + k)) - values[i];
+  }
+  return to_f(load_i(values));
+}

@@ -209,3 +209,15 @@ static BS_INLINE F first_of(I pair) { return bits_f(_mm512_slli_epi32(pair, 16))
 static BS_INLINE F second_of(I pair) {
   return bits_f(_mm512_and_si512(pair, splat_i(int32_t(0xffff0000))));
 }
+
+// Element k of quad q as float32: on top of 2^23, which is then taken away with the zero point.
+template <Code C>
+static BS_INLINE F integer_at(const uint8_t* block, int q, int k, I zeros) {
+  const int shift = 8 * k + (C == Code::kInt4 && q >= 4 ? 4 : 0);
+  const I v = load_i(block + 64 * (C == Code::kInt4 ? q & 3 : q));
+  constexpr int and_or = 0xea;  // (a & b) | c
+  const I anchor = splat_i(0x4b000000);
+  const I bits = _mm512_ternarylogic_epi32(_mm512_srli_epi32(v, shift),
+                                           splat_i(C == Code::kInt4 ? 15 : 255), anchor, and_or);
+  return subtract(bits_f(bits), bits_f(add(zeros, anchor)));
+}

@@ -43,8 +43,35 @@ static BS_INLINE int32_t block_sum(const int16_t* values) {
   return sum;
 }
 
-static BS_INLINE void store_int8(const int16_t* values, uint8_t* to) {
+// The same of a whole block of stored int8.
+static BS_INLINE int32_t copy_int8(const uint8_t* codes, uint8_t* to) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v);
+  const __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), v);
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+  return _mm_cvtsi128_si32(sum);
+#else
+  int32_t sum = 0;
+  for (size_t i = 0; i < kBlockOfK; ++i) sum += int8_t(codes[i]);
+  memcpy(to, codes, kBlockOfK);
+  return sum;
+#endif
+}
+
+// 32 integers of int8 from a row, zeros after its end; their sum.
+static BS_INLINE int32_t copy_block(const IntegerRow& row, size_t k, const int16_t* table,
+                                    uint8_t* to) {
+  const size_t count = std::min(kBlockOfK, row.k - k);
+  if (table == nullptr && !row.is_unsigned && count == kBlockOfK) {
+    return copy_int8(row.codes + k, to);
+  }
+  int16_t values[kBlockOfK];
+  block_integers(row, k, count, table, values);
   for (size_t i = 0; i < kBlockOfK; ++i) to[i] = uint8_t(values[i]);
+  return block_sum(values);
 }
 
 static void exact_row(const IntegerRow& row, const uint8_t* scales, Code w, int fraction_bits,
@@ -52,14 +79,13 @@ static void exact_row(const IntegerRow& row, const uint8_t* scales, Code w, int 
   const int16_t* table = integer_table(row.code);
   const int32_t offset = code_offset(w) - kBias;
   for (size_t k = 0; k < row.k; k += kBlockOfK, ++scales) {
-    int16_t values[kBlockOfK];
-    block_integers(row, k, std::min(kBlockOfK, row.k - k), table, values);
     int32_t magic[2] = {magic_of_x(*scales, fraction_bits), 0};
     if (operand == Operand::kExact) {
-      magic[1] = magic[0] + offset * block_sum(values);
-      store_int8(values, to);
+      magic[1] = magic[0] + offset * copy_block(row, k, table, to);
       memcpy(to + kBlockOfK, magic, 8);
     } else {
+      int16_t values[kBlockOfK];
+      block_integers(row, k, std::min(kBlockOfK, row.k - k), table, values);
       int16_t ordered[kBlockOfK];
       for (size_t i = 0; i < kBlockOfK; ++i) ordered[i] = values[(i & ~size_t{3}) + kQuadOrder[i & 3]];
       memcpy(to, ordered, sizeof(ordered));
@@ -73,10 +99,7 @@ static void int8_row(const IntegerRow& row, Code w, bool zeros, uint8_t* to) {
   const int16_t* table = integer_table(row.code);
   const int32_t offset = zeros ? 1 : code_offset(w) - kBias;
   for (size_t k = 0; k < row.k; k += kBlockOfK, to += operand_bytes(Operand::kInt8)) {
-    int16_t values[kBlockOfK];
-    block_integers(row, k, std::min(kBlockOfK, row.k - k), table, values);
-    const int32_t correction = -offset * block_sum(values);
-    store_int8(values, to);
+    const int32_t correction = -offset * copy_block(row, k, table, to);
     memcpy(to + kBlockOfK, &correction, 4);
   }
 }

@@ -25,6 +25,7 @@ struct Scaled {
   static constexpr size_t kPanel = 8 * 64;
   static constexpr bool kPanels = C != Code::kInt8;
   static constexpr bool kWide = C == Code::kInt8;
+  static constexpr size_t kFew = 24;
 
   template <int kRows, int kGroups, bool kPanelled>
   static void tile(const Weights& w, const Rows& rows, size_t blocks, float* c) {
@@ -46,7 +47,7 @@ struct Scaled {
           BS_UNROLL
           for (int g = 0; g < kGroups; ++g) {
             if constexpr (kZeros) {
-              const I zero = widen_bytes(zeros + g * w.zero_step);
+              const I zero = add(widen_bytes(zeros + g * w.zero_step), splat_i(-kBias));
               t[m][g] = add(t[m][g], multiply(zero, sum));
             } else {
               t[m][g] = add(t[m][g], sum);
@@ -75,7 +76,7 @@ struct Scaled {
       scales += scale_bytes(w.scale);
       zeros += kLanes;
     }
-    sums.store(c);
+    sums.store();
   }
 
   static void expand(const Weights& w, size_t blocks, uint8_t* panel) {
@@ -110,6 +111,7 @@ struct Real {
   static constexpr size_t kX = By::kX;
   static constexpr size_t kPanel = 16 * 64 + 2 * 64;
   static constexpr bool kPanels = true;
+  static constexpr size_t kFew = 4;
   // Of integers without zero points of their own: the code of 0.
   static constexpr int kZeroCode = C == Code::kInt4 ? 8 : 128;
 
@@ -126,12 +128,12 @@ struct Real {
   static BS_INLINE void run(const Weights& w, const Rows& rows, size_t blocks, float* c) {
     Sums<kRows, kGroups> sums(c);
     BS_TILE_ROWS(x, rows);
-    const Pairs<C> pairs;
+    [[maybe_unused]] const Pairs<C> pairs;
     constexpr size_t step = kPanelled ? kPanel : code_bytes(C);
     const uint8_t* codes = w.codes;
     const uint8_t* scales = w.scales;
     const uint8_t* zeros = w.zeros;
-    size_t left = w.run;
+    size_t left = w.left;
     for (size_t b = 0; b < blocks; ++b, codes += step) {
       BS_UNROLL
       for (int half = 0; half < kHalves; ++half) {
@@ -143,10 +145,16 @@ struct Real {
         }
         BS_UNROLL
         for (int q = 8 / kHalves * half; q < 8 / kHalves * (half + 1); ++q) {
-          add_products<kRows, kGroups>(t, x, q, [&](int g, int p) BS_INLINE_LAMBDA {
-            const uint8_t* at = codes + g * w.code_step;
-            return kPanelled ? load_i(at + 64 * (2 * q + p)) : pairs(at, q, p, zero[g]);
-          });
+          if constexpr (!kPanelled && By::kQuads && is_integer(C)) {
+            add_integers<kRows, kGroups>(t, x, q, [&](int g, int k) BS_INLINE_LAMBDA {
+              return integer_at<C>(codes + g * w.code_step, q, k, zero[g]);
+            });
+          } else {
+            add_products<kRows, kGroups>(t, x, q, [&](int g, int p) BS_INLINE_LAMBDA {
+              const uint8_t* at = codes + g * w.code_step;
+              return kPanelled ? load_i(at + 64 * (2 * q + p)) : pairs(at, q, p, zero[g]);
+            });
+          }
         }
         BS_UNROLL
         for (int g = 0; g < kGroups; ++g) {
@@ -166,7 +174,7 @@ struct Real {
         zeros += kLanes;
       }
     }
-    sums.store(c);
+    sums.store();
   }
 
   static BS_INLINE I zero_of(const uint8_t* zeros) {
@@ -210,11 +218,29 @@ struct Real {
     }
   }
 
+  // The same of integers that become float32 one by one.
+  template <int kRows, int kGroups, class Element>
+  static BS_INLINE void add_integers(F (&t)[kRows][kGroups], const uint8_t* const (&x)[kRows],
+                                     int q, Element element) {
+    BS_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      F f[kGroups];
+      BS_UNROLL
+      for (int g = 0; g < kGroups; ++g) f[g] = element(g, k);
+      BS_UNROLL
+      for (int m = 0; m < kRows; ++m) {
+        const F one = spread_f(x[m] + 16 * q + 4 * k);
+        BS_UNROLL
+        for (int g = 0; g < kGroups; ++g) t[m][g] = multiply_add(f[g], one, t[m][g]);
+      }
+    }
+  }
+
   static void expand(const Weights& w, size_t blocks, uint8_t* panel) {
     const Pairs<C> pairs;
     const uint8_t* scales = w.scales;
     const uint8_t* zeros = w.zeros;
-    size_t left = w.run;
+    size_t left = w.left;
     for (size_t b = 0; b < blocks; ++b, panel += kPanel) {
       const uint8_t* codes = w.codes + b * code_bytes(C);
       const I zero = is_integer(C) ? zero_of(zeros) : zero_i();

@@ -11,7 +11,8 @@ struct Weights {
   const uint8_t* zeros;
   size_t zero_step;
   ScaleKind scale;
-  size_t run;  // blocks that share a scale
+  size_t run;   // blocks that share a scale
+  size_t left;  // of the first run
 };
 
 struct Rows {
@@ -19,18 +20,19 @@ struct Rows {
   size_t stride;
 };
 
-// The sums over blocks, from and to memory.
+// The sums over blocks.
 template <int kRows, int kGroups>
 struct Sums {
+  float* c;
   F f[kRows][kGroups];
-  BS_INLINE explicit Sums(const float* c) {
+  BS_INLINE explicit Sums(float* at) : c(at) {
     BS_UNROLL
     for (int m = 0; m < kRows; ++m) {
       BS_UNROLL
       for (int g = 0; g < kGroups; ++g) f[m][g] = load_f(c + m * kMostColumns + g * kLanes);
     }
   }
-  BS_INLINE void store(float* c) const {
+  BS_INLINE void store() const {
     BS_UNROLL
     for (int m = 0; m < kRows; ++m) {
       BS_UNROLL
@@ -54,6 +56,18 @@ static BS_INLINE void add_quad(I (&t)[kRows][kGroups], const uint8_t* const (&x)
   }
 }
 
+// One row: memory is the limit, and the processor looks ahead within a page only. Near the end of a
+// group it is what follows the groups of this step that comes next.
+template <size_t kStep>
+static BS_INLINE void ask_for(const uint8_t* codes, size_t block, size_t blocks, size_t others) {
+#if defined(__GNUC__)
+  constexpr size_t ahead = 8;
+  const uint8_t* at = codes + ahead * kStep + (block + ahead < blocks ? 0 : others);
+  BS_UNROLL
+  for (size_t i = 0; i < kStep; i += 64) __builtin_prefetch(at + i);
+#endif
+}
+
 // In 4-bit codes quads q and 4 + q share a vector.
 static constexpr int quad_order(Code code, int i) {
   return code_bytes(code) == 256 ? (i >> 1) + 4 * (i & 1) : i;
@@ -72,6 +86,7 @@ struct Exact {
   static constexpr size_t kPanel = 8 * 64 + 64;  // bytes, and exponents in their place
   static constexpr bool kPanels = C != Code::kInt8;  // which lies as panels do
   static constexpr bool kWide = C == Code::kInt8;
+  static constexpr size_t kFew = 24;  // rows up to which decoding again costs less than storing
 
   template <int kRows, int kGroups, bool kPanelled>
   static void tile(const Weights& w, const Rows& rows, size_t blocks, float* c) {
@@ -82,6 +97,12 @@ struct Exact {
     const uint8_t* codes = w.codes;
     const uint8_t* scales = w.scales;
     for (size_t b = 0; b < blocks; ++b, codes += step, scales += 16) {
+      if constexpr (kRows == 1 && !kPanelled) {
+        BS_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          ask_for<step>(codes + g * w.code_step, b, blocks, (kGroups - 1) * w.code_step);
+        }
+      }
       I t[kRows][kGroups], e[kGroups];
       BS_UNROLL
       for (int g = 0; g < kGroups; ++g) {
@@ -113,7 +134,7 @@ struct Exact {
         x[m] += kX;
       }
     }
-    sums.store(c);
+    sums.store();
   }
 
   // One group's blocks, decoded.
@@ -138,6 +159,7 @@ struct ExactWide {
   static constexpr size_t kX = operand_bytes(Operand::kExactWide);
   static constexpr size_t kPanel = 16 * 64 + 64;
   static constexpr bool kPanels = true;
+  static constexpr size_t kFew = 6;
 
   template <int kRows, int kGroups, bool kPanelled>
   static void tile(const Weights& w, const Rows& rows, size_t blocks, float* c) {
@@ -193,7 +215,7 @@ struct ExactWide {
         x[m] += kX;
       }
     }
-    sums.store(c);
+    sums.store();
   }
 
   static void expand(const Weights& w, size_t blocks, uint8_t* panel) {

@@ -12,7 +12,8 @@ static Weights weights_at(const WeightView& w, size_t g, size_t b) {
           w.zero_points + (g * runs + b / w.run) * kLanes,
           runs * kLanes,
           w.scale,
-          w.run};
+          w.run,
+          w.run - b % w.run};
 }
 
 static void finish_rows(const WeightView& w, const Finish& finish, const Part& part, size_t group,
@@ -34,7 +35,9 @@ static void tiles(const Weights& w, Rows rows, size_t count, size_t blocks, floa
     count -= n;
   };
   if constexpr (kMostRows >= 6) {
-    for (; count >= 6 && count != 8; next(6)) K::template tile<6, 2, kPanelled>(w, rows, blocks, c);
+    for (; count >= 6 && count != 8; next(6)) {
+      K::template tile<6, 2, kPanelled>(w, rows, blocks, c);
+    }
     for (; count >= 4; next(4)) K::template tile<4, 2, kPanelled>(w, rows, blocks, c);
   }
   if constexpr (kMostRows >= 2) {
@@ -62,7 +65,7 @@ static void walk_few(const WeightView& w, const Rows& rows, const Part& part, fl
 }
 
 // Many: two groups are decoded once for all rows, as many blocks at a time as stay in the first
-// cache, whole runs of them.
+// cache; of runs whose sums are integers, whole ones.
 template <class K>
 static void walk_many(const WeightView& w, const Rows& rows, const Part& part, float* c,
                       uint8_t* panel, const Finish& finish) {
@@ -79,16 +82,12 @@ static void walk_many(const WeightView& w, const Rows& rows, const Part& part, f
         K::expand(weights_at(w, part.group + g + 1, b), blocks, panel + depth * K::kPanel);
         at.codes = panel;
         at.code_step = depth * K::kPanel;
-        tiles<K, true>(at, from, part.rows, blocks, c);
-      } else {
-        tiles<K, false>(at, from, part.rows, blocks, c);
       }
+      tiles<K, K::kPanels>(at, from, part.rows, blocks, c);
     }
     finish_rows(w, finish, part, g, 2, c);
   }
 }
-
-inline constexpr size_t kFew = 6;  // rows up to which decoding twice costs less than storing
 
 template <class K>
 static void product(const WeightView& w, const XView& x, const Part& part, uint8_t* scratch,
@@ -96,7 +95,7 @@ static void product(const WeightView& w, const XView& x, const Part& part, uint8
   const Rows rows{x.rows + part.row * x.stride, x.stride};
   auto* c = reinterpret_cast<float*>(scratch + kPanelBytes);
   if constexpr (kDecodesInPlace) {
-    if (part.rows <= kFew) return walk_few<K>(w, rows, part, c, finish);
+    if (part.rows <= K::kFew) return walk_few<K>(w, rows, part, c, finish);
   }
   walk_many<K>(w, rows, part, c, scratch, finish);
 }

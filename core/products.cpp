@@ -31,7 +31,7 @@ namespace {
 
 // Tiles are arrays of registers: their loops are to be unrolled, all of them. Without registers of
 // ours the compiler decides.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #if defined(__clang__)
 #define BS_UNROLL _Pragma("unroll")
 #elif defined(__GNUC__)
@@ -42,6 +42,7 @@ namespace {
 #define BS_UNROLL
 #endif
 
+// kDecodesInPlace: whether codes become vectors fast enough to do so again for every tile.
 #if defined(__AVX512F__)
 inline constexpr bool kDecodesInPlace = true;
 inline constexpr size_t kMostRows = 6;
@@ -49,8 +50,16 @@ inline constexpr size_t kMostRows = 6;
 #include "product_decode_avx512.h"
 #else
 inline constexpr bool kDecodesInPlace = false;
+#if defined(__AVX2__)
+inline constexpr size_t kMostRows = 1;
+#include "product_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+inline constexpr size_t kMostRows = 2;
+#include "product_neon.h"
+#else
 inline constexpr size_t kMostRows = 1;
 #include "product_plain.h"
+#endif
 #include "product_decode.h"
 #endif
 #include "product_tile.h"

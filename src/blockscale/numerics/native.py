@@ -69,6 +69,7 @@ class Stored:
     tensor_scale: AnyArray | None = None
 
 
+@lru_cache(maxsize=512)
 def core_numbers(numbers: Numbers) -> _core.Numbers:
     """The fields of `numbers` and of its dialect's row, for the core."""
     row = numbers.dialect_row

@@ -94,7 +94,7 @@ class PackedWeight:
 def _describe(form: _core.InputForm, layout: Layout) -> None:
     if layout.block[0] not in (0, 1) and layout.scale_shape[0] != layout.shape[0]:
         raise CombinationError(f"x in blocks of {layout.block}: rows must be on their own, or all share")
-    form.numbers = native.core_numbers(layout.numbers)
+    form.quantized_by(native.core_numbers(layout.numbers))
     form.block_rows, form.block = layout.block
 
 
