@@ -129,8 +129,10 @@ def _looked_up(row: Fused, given: Mapping[str, Any]) -> Tensor:
         of_rows = wanted // block[0] if block[0] else torch.zeros_like(wanted)
         codes = _called(row, torch.index_select, {"input": weight, "dim": 0, "index": wanted})
         chosen = [
-            one if one is None or one.dim() != 2 else one.index_select(0, of_rows) for one in params
-        ]
+            one if one is None or one.dim() != 2
+            else _called(row, torch.index_select, {"input": one, "dim": 0, "index": of_rows})
+            for one in params
+        ]  # fmt: skip
         found = _operators.dequantize.default(
             codes, *chosen, numbers, (wanted.numel(), shape[1]), (1, block[1]), dtype=compute
         )

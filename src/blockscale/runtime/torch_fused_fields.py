@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +23,20 @@ class Edge(NamedTuple):
     tensor_scale: Tensor | None
 
 
-@contextmanager
-def about(where: str) -> Iterator[None]:
-    """Errors from here say where."""
-    try:
-        yield
-    except BlockscaleError as error:
-        error.args = (f"{where}: {error}",)
-        raise
+class about:
+    """Errors from here say where. (A class, as calls of operators are to cost little.)"""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BlockscaleError):
+            error.args = (f"{self.where}: {error}",)
 
 
 def edge_of(fields: Fields, shape: Sequence[Any], *, quantizes: bool) -> Edge:

@@ -38,7 +38,9 @@ class Weight:
 def quantized_weight(weight: Tensor, scheme: Scheme) -> Weight:
     layout = bind(scheme, tuple(weight.shape))
     with torch.no_grad(), torch.inference_mode(False):
-        found = _operators.dynamic_quantize.default(weight.detach().clone(), str(layout.numbers), layout.block)
+        found = _operators.dynamic_quantize.default(
+            weight.detach().clone(), str(layout.numbers), layout.block
+        )
         codes, scale, zeros, tensor_scale = found
     fields = fields_of(layout, scale, zeros, tensor_scale)
     return Weight(layout, codes, scale, fields.zero_point)
@@ -97,7 +99,9 @@ class _OfCodes(nn.Module):
         )  # fmt: skip
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _OfCodes:
-        scales = {name: one for name, one in self._buffers.items() if one is not None and one.is_floating_point()}
+        scales = {
+            name: one for name, one in self._buffers.items() if one is not None and one.is_floating_point()
+        }
         self.dtype = fn(torch.zeros((), dtype=self.dtype, device=self.weight_codes.device)).dtype
         super()._apply(fn, recurse)
         for name, before in scales.items():

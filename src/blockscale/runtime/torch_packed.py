@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale import _core
 from blockscale.graph.fused_fields import Fields
 from blockscale.numerics import native
 from blockscale.numerics.layout import Layout
@@ -69,7 +68,7 @@ def _packed(codes: Tensor, bound: Bound, params: Any, transposed: bool) -> Any:
     n, k = bound.layout.shape[::turn]
     block_n, block_k = bound.layout.block[::turn]
     codes = torch_cpu.aligned(codes.contiguous())
-    return _core.PackedWeight(
+    return native.CorePackedWeight(
         core_numbers(str(bound.numbers)), transposed, n, k, block_n, block_k, codes.data_ptr(), codes.nbytes,
         params, torch_cpu.HOST, torch.get_num_threads(),
     )  # fmt: skip
@@ -108,20 +107,23 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def packed(codes: Tensor, fields: Fields, *, transposed: bool = False) -> Packed:
+def found(codes: Tensor, fields: Fields, transposed: bool) -> Packed | None:
+    """What `packed` would give, if it is there."""
+    held = _kept.get((id(codes), id(fields.scale), id(fields.zero_point), transposed))
+    return held[0] if held is not None and held[0].is_of(codes, fields) else None
+
+
+def packed(codes: Tensor, fields: Fields, transposed: bool) -> Packed:
     """The weight with these codes and fields, [N, K], or [K, N] if transposed."""
-    key = id(codes), id(fields.scale), id(fields.zero_point), transposed
-    held = _kept.get(key)
-    if held is not None and held[0].is_of(codes, fields):
-        return held[0]
     if _state(codes, fields) is None:
         return Packed(codes, fields, transposed)
     with _lock:
-        held = _kept.get(key)
-        if held is None or not held[0].is_of(codes, fields):
-            held = Packed(codes, fields, transposed), _watched(key, codes, fields)
-            _kept[key] = held
-        return held[0]
+        held = found(codes, fields, transposed)
+        if held is None:
+            key = id(codes), id(fields.scale), id(fields.zero_point), transposed
+            held = Packed(codes, fields, transposed)
+            _kept[key] = held, _watched(key, codes, fields)
+        return held
 
 
 def _watched(key: Key, codes: Tensor, fields: Fields) -> tuple[Any, ...]:

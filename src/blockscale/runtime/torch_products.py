@@ -24,15 +24,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale import _core
 from blockscale.errors import InstallationError
 from blockscale.graph.fused_fields import FLOAT, Fields
+from blockscale.numerics import native
 from blockscale.numerics.layout import Layout
 from blockscale.numerics.scheme import numbers_named
+from blockscale.runtime import torch_packed
 from blockscale.runtime.torch_bound import TYPE_INDEX, Bound, bound_to, check_codes, checked_params
 from blockscale.runtime.torch_cpu import CPU, HOST, aligned, given_params
 from blockscale.runtime.torch_fused_fields import about, edge_of, shape_of, value_of
-from blockscale.runtime.torch_packed import core_numbers, packed
+from blockscale.runtime.torch_packed import Packed, core_numbers
 
 ROWS = ("linear", "matmul", "mm", "addmm")
 VARIABLE = "BLOCKSCALE_KERNELS"
@@ -83,13 +84,14 @@ def read(name: str, args: Sequence[Any], settings: Mapping[str, Any]) -> Given:
     w = "weight" if name == "linear" else "y"
     get, biased = settings.get, name in ("linear", "addmm")
     five = 3 if biased else 2
-    of_x = Fields(*args[five : five + 5], get("x_block"), get("x_last"))
-    of_w = Fields(*args[five + 5 : five + 10], get(f"{w}_block"), get(f"{w}_last"))
+    of_x = Fields._make((*args[five : five + 5], get("x_block"), get("x_last")))
+    of_w = Fields._make((*args[five + 5 : five + 10], get(f"{w}_block"), get(f"{w}_last")))
     of_bias, bias = FLOAT, None
     if biased:
-        bias, of_bias = args[2], Fields(*args[13:18], get("bias_block"), get("bias_last"))
+        bias = args[2]
+        of_bias = Fields._make((*args[13:18], get("bias_block"), get("bias_last")))
     at = five + 5 * five
-    out = Fields(*args[at : at + 5], get("out_block"))
+    out = Fields._make((*args[at : at + 5], get("out_block"), None))
     return Given(args[0], of_x, args[1], of_w, bias, of_bias, out, args[at + 5 :], get("compute"))
 
 
@@ -104,25 +106,43 @@ def product(name: str, given: Given) -> Tensor | None:
     dtype = _dtype(given)
     if dtype not in TYPE_INDEX or x.dim() == 0 or (name in _MATRICES and x.dim() != 2):
         return None
-    with about(f"{name}, operand {'weight' if name == 'linear' else 'y'}"):
-        weight = packed(w, of_w, transposed=name != "linear")
+    weight = _weight(name, w, of_w)
     rows = None if weight.kernel is None else _rows(name, x, of_x)
     if rows is None or rows.length != weight.k:
         return None
     if bias is not None:
-        with about(f"{name}, operand bias"):
-            values = value_of(bias, of_bias, dtype)
-        if values.dim() == 0 or values.numel() != weight.n or values.shape[-1] != weight.n:
+        bias = _bias(name, bias, of_bias, dtype, weight.n)
+        if bias is None:
             return None
-        bias = aligned(values.to(torch.float32).contiguous())
+    elif of_bias.dtype or of_bias != FLOAT:
+        return None
     y = torch.empty((*rows.lead, weight.n), dtype=dtype, device=CPU)
     x = rows.memory
     weight.kernel.linear(
-        rows.count, rows.form, x.data_ptr(), rows.reach, rows.kind, rows.stride, y.data_ptr(), y.nbytes,
+        rows.number, rows.form, x.data_ptr(), rows.reach, rows.kind, rows.stride, y.data_ptr(), y.nbytes,
         TYPE_INDEX[dtype], weight.n, 0 if bias is None else bias.data_ptr(), 0 if bias is None else bias.nbytes,
         _NONE, HOST, _threads(),
     )  # fmt: skip
     return y
+
+
+def _weight(name: str, w: Tensor, fields: Fields) -> Packed:
+    transposed = name != "linear"
+    found = torch_packed.found(w, fields, transposed)
+    if found is None:
+        with about(f"{name}, operand {'y' if transposed else 'weight'}"):
+            found = torch_packed.packed(w, fields, transposed)
+    return found
+
+
+def _bias(name: str, bias: Tensor, fields: Fields, dtype: torch.dtype, n: int) -> Tensor | None:
+    """N float32 numbers; None for another shape."""
+    if fields.dtype or fields != FLOAT:
+        with about(f"{name}, operand bias"):
+            bias = value_of(bias, fields, dtype)
+    if bias.shape != (n,) and bias.shape != (1, n):
+        return None
+    return aligned(bias.to(torch.float32).contiguous())
 
 
 def _dtype(given: Given) -> torch.dtype | None:
@@ -140,11 +160,11 @@ def _dtype(given: Given) -> torch.dtype | None:
 
 
 class Rows(NamedTuple):
-    """x [..., K] as the core takes it: `count` rows of `length`, `stride` elements apart."""
+    """x [..., K] as the core takes it: `number` rows of `length`, `stride` elements apart."""
 
     memory: Tensor
     lead: tuple[int, ...]
-    count: int
+    number: int
     length: int
     stride: int
     reach: int
@@ -159,7 +179,7 @@ class Place(NamedTuple):
     form: Any
 
 
-_AS_IT_IS = _core.InputForm()
+_AS_IT_IS = native.CoreInput()
 _PLACES: dict[Any, Place | None] = {}
 _MOST_PLACES = 4096
 
@@ -215,7 +235,7 @@ def _coded_rows(name: str, x: Tensor, fields: Fields, bound: Bound) -> Rows:
 
 
 def _form(bound: Bound) -> Any:
-    form = _core.InputForm()
+    form = native.CoreInput()
     form.quantized_by(core_numbers(str(bound.numbers)))
     form.block_rows, form.block = bound.layout.block
     return form
