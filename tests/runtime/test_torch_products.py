@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -311,11 +309,12 @@ def test_a_scale_that_is_no_number() -> None:
         linear(as_is(torch.randn(3, 64)), weight)
 
 
-def test_the_switch() -> None:
-    code = "import blockscale.runtime.torch_products as p; print(p._used)"
-    for value, told in (("0", "False"), ("1", "True"), ("no", "InstallationError")):
-        made = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"BLOCKSCALE_KERNELS": value}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert told in made.stdout + made.stderr
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, used in (("0", False), ("1", True), (None, True)):
+        monkeypatch.delenv("BLOCKSCALE_KERNELS", raising=False)
+        if value is not None:
+            monkeypatch.setenv("BLOCKSCALE_KERNELS", value)
+        assert torch_products.asked() is used
+    monkeypatch.setenv("BLOCKSCALE_KERNELS", "no")
+    with pytest.raises(errors.InstallationError, match="BLOCKSCALE_KERNELS='no'"):
+        torch_products.asked()

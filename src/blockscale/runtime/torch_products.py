@@ -44,14 +44,14 @@ _NONE = 0  # the activation behind the product
 _threads = torch.get_num_threads
 
 
-def _asked() -> bool:
+def asked() -> bool:
     value = os.environ.get(VARIABLE, "1")
     if value not in ("0", "1"):
         raise InstallationError(f"{VARIABLE}={value!r}: 1 (the default), or 0 to decode and multiply by ATen")
     return value == "1"
 
 
-_used = _asked()
+_used = asked()
 
 
 @contextmanager
