@@ -1,5 +1,5 @@
-// Walks groups of columns and tiles of rows with a kernel. Included once per instruction set, inside
-// its namespace.
+// Walks groups of columns and tiles of rows with a kernel. Included once per instruction set,
+// inside its namespace.
 
 // Where group g's blocks from b on lie.
 static Weights weights_at(const WeightView& w, size_t g, size_t b) {

@@ -1,4 +1,5 @@
-// The products of one instruction set: compiled several times, with BS_ISA_NAMESPACE naming the set.
+// The products of one instruction set: compiled several times, with BS_ISA_NAMESPACE naming the
+// set.
 //
 // As in kernels.cpp everything is static or in that namespace.
 #include "products.h"
@@ -62,10 +63,10 @@ inline constexpr size_t kMostRows = 1;
 #endif
 #include "product_decode.h"
 #endif
-#include "product_tile.h"
-#include "product_scaled.h"
-#include "product_rows.h"
 #include "product_finish.h"
+#include "product_rows.h"
+#include "product_scaled.h"
+#include "product_tile.h"
 #include "product_walk.h"
 
 Product exact(Code code) {
