@@ -112,7 +112,7 @@ def openvino_int4(w: Array, threads: int) -> Layer:
     scale = (np.abs(groups).max(2, keepdims=True) / 7).astype(np.float16)
     q = np.clip(np.rint(groups / scale.astype(np.float32)) + 8, 0, 15).astype(np.uint8)
     x = ops.parameter([-1, k], openvino.Type.f32, "x")
-    tensor = openvino.Tensor(q.shape, openvino.Type.u4)
+    tensor = openvino.Tensor(openvino.Type.u4, list(q.shape))
     flat = q.reshape(-1)
     tensor.data.reshape(-1)[:] = flat[::2] | flat[1::2] << 4
     codes = ops.convert(openvino.op.Constant(tensor), "f16")

@@ -137,10 +137,9 @@ def reading(report: Report, threads: int) -> None:
     for case in OURS:
         first = packed_weight(case.w, w)
         copies = [first] + [packed_weight(case.w, w) for _ in range(COLD // first.nbytes)]
-        turn = itertools.cycle([run_of(each, case, x, threads) for each in copies])
-        times = interleaved(
-            {"warm": run_of(first, case, x, threads)}, seconds=report.seconds(0.3), least=20
-        ) | {"cold": _cold(lambda turn=turn: next(turn)(), 60 if report.quick else 300)}
+        runs = [run_of(each, case, x, threads) for each in copies]
+        times = interleaved({"warm": runs[0]}, seconds=report.seconds(0.3), least=20)
+        times["cold"] = _in_turn(runs, 3 if report.quick else 15)
         peak = limits(threads, 10)
         report.keep(f"M = 1, {threads}: {case.name}", times)
         cells = [case.name]
@@ -154,18 +153,21 @@ def reading(report: Report, threads: int) -> None:
                     what = f"{case.name}, M = 1 {which}, {threads}: share of reading"
                     report.bar(what, rate / peak[memory], "≥", bound, "")
         rows.append(cells)
-        del copies, turn
+        del copies, runs
         gc.collect()
     header = ("W × x", "warm", "GB/s", "of the cache's", "cold", "GB/s", "of memory's")
     report.table(f"M = 1, N = K = 4096, {threads} thread{'s' * (threads > 1)}", header, rows)
 
 
-def _cold(run: Run, samples: int) -> Times:
+def _in_turn(runs: list[Run], rounds: int) -> Times:
+    """Samples of each run after all others; a first round brings out of the caches what was used before."""
     found = []
-    for _ in range(samples):
-        start = time.perf_counter_ns()
-        run()
-        found.append((time.perf_counter_ns() - start) / 1e9)
+    for turn in range(rounds + 1):
+        for run in runs:
+            start = time.perf_counter_ns()
+            run()
+            if turn:
+                found.append((time.perf_counter_ns() - start) / 1e9)
     return Times(tuple(found))
 
 

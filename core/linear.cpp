@@ -113,11 +113,18 @@ void multiply(const PackedWeight& weight, const Input& x, size_t rows, const Fin
   const size_t spans = divided_up(w.groups, span);
   const size_t workers = std::min(threads, parts * spans);
   const size_t step = divided_up(scratch_bytes(most_rows), 64) * 64;
-  std::vector<uint8_t> scratch(workers * step + 64);
-  uint8_t* start = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
-  Work work{w,     x,         finish, products()->find(w.code, w.zeros, x.operand()),
-            rows,  most_rows, spans,  span,
-            start, step};
+  Buffer scratch;
+  scratch.resize(workers * step);
+  Work work{w,
+            x,
+            finish,
+            products()->find(w.code, w.zeros, x.operand()),
+            rows,
+            most_rows,
+            spans,
+            span,
+            scratch.data(),
+            step};
   run(host, workers, work);
 }
 

@@ -152,7 +152,10 @@ void Input::quantize(size_t first, size_t count, const Host& host) {
   const size_t size = size_t(kElementSize[in_.type]);
   unsigned char* from = in_.x.data + first * size_t(in_.stride) * size;
   const size_t reach = ((count - 1) * size_t(in_.stride) + k_) * size;
-  const Tensor x{{from, reach}, in_.type, {in_.stride, 1}};
+  const bool dense = count == 1 || size_t(in_.stride) == k_;
+  const Tensor x{{from, reach},
+                 in_.type,
+                 dense ? std::vector<int64_t>{} : std::vector<int64_t>{in_.stride, 1}};
   tensor_scale_ =
       plan(count).quantize(x, {codes_.data(), count * code_bytes_}, stored(first, count), 0, host);
 }

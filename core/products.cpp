@@ -63,10 +63,13 @@ inline constexpr size_t kMostRows = 1;
 #endif
 #include "product_decode.h"
 #endif
+#include "product_tile.h"
+// On its tiles.
+#include "product_scaled.h"
+// x and y beside them.
 #include "product_finish.h"
 #include "product_rows.h"
-#include "product_scaled.h"
-#include "product_tile.h"
+// All of it together.
 #include "product_walk.h"
 
 Product exact(Code code) {
