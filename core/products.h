@@ -129,7 +129,7 @@ struct Part {
 // bytes.
 using Product = void (*)(const WeightView&, const XView&, const Part&, uint8_t* scratch,
                          const Finish&);
-inline constexpr size_t kPanelBytes = 36 << 10;
+inline constexpr size_t kPanelBytes = 72 << 10;
 constexpr size_t scratch_bytes(size_t rows) {
   return rows * kMostColumns * sizeof(float) + kPanelBytes;
 }
