@@ -218,7 +218,9 @@ NB_MODULE(_core, m) {
   nb::class_<InputForm>(m, "InputForm")
       .def(nb::init<>())
       .def("quantized_by",
-           [](InputForm& form, const bs::NumberNames& names) { form.numbers = bs::numbers_of(names); })
+           [](InputForm& form, const bs::NumberNames& names) {
+             form.numbers = bs::numbers_of(names);
+           })
       .def_rw("block", &InputForm::block)
       .def_rw("block_rows", &InputForm::block_rows)
       .def_rw("coded", &InputForm::coded)
@@ -242,9 +244,10 @@ NB_MODULE(_core, m) {
                         size_t bias_bytes, int activation, int host, int threads) {
         const Unlocked unlocked(rows * weight.n());
         const bs::Memory bias_memory = memory(bias, bias_bytes);
-        const bs::LinearInput input{memory(x, x_bytes), x_type, x_stride,
-                                    form.numbers ? &*form.numbers : nullptr, form.block, form.block_rows,
-                                    form.coded, parameters(form.given)};
+        const bs::LinearInput input{memory(x, x_bytes), x_type,
+                                    x_stride,           form.numbers ? &*form.numbers : nullptr,
+                                    form.block,         form.block_rows,
+                                    form.coded,         parameters(form.given)};
         if (activation < 0 || activation > int(bs::Activation::kSilu)) {
           bs::refuse("activation", int64_t{activation}, "0 to 4");
         }

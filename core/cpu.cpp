@@ -86,9 +86,9 @@ size_t last_level_cache() {
   return size;
 }
 
-#define BS_DECLARE(isa)   \
-  namespace isa {         \
-  const Kernels& table(); \
+#define BS_DECLARE(isa)            \
+  namespace isa {                  \
+  const Kernels& table();          \
   const Products& product_table(); \
   }
 BS_DECLARE(baseline)

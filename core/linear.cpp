@@ -58,7 +58,8 @@ void check_rows(const std::string& name, const Memory& memory, int type, int64_t
 void check(const PackedWeight& weight, int64_t rows, const LinearInput& in,
            const LinearOutput& out) {
   if (rows < 0) refuse("rows", rows, "0 or more");
-  if (products() == nullptr) refuse("BLOCKSCALE_ISA", "", std::string("one of ") + available_isas());
+  if (products() == nullptr)
+    refuse("BLOCKSCALE_ISA", "", std::string("one of ") + available_isas());
   if (!in.coded) check_rows("x", in.x, in.type, in.stride, rows, weight.k());
   check_rows("y", out.y, out.type, out.stride, rows, weight.n());
   if (out.bias != nullptr) {
@@ -112,11 +113,18 @@ void multiply(const PackedWeight& weight, const Input& x, size_t rows, const Fin
   const size_t spans = divided_up(w.groups, span);
   const size_t workers = std::min(threads, parts * spans);
   const size_t step = divided_up(scratch_bytes(most_rows), 64) * 64;
-  std::vector<uint8_t> scratch(workers * step + 64);
-  uint8_t* start = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64);
-  Work work{w,         x,     finish, products()->find(w.code, w.zeros, x.operand()),
-            rows,      most_rows, spans,  span,
-            start,     step};
+  Buffer scratch;
+  scratch.resize(workers * step);
+  Work work{w,
+            x,
+            finish,
+            products()->find(w.code, w.zeros, x.operand()),
+            rows,
+            most_rows,
+            spans,
+            span,
+            scratch.data(),
+            step};
   run(host, workers, work);
 }
 
@@ -156,9 +164,8 @@ void linear(const PackedWeight& weight, int64_t rows, const LinearInput& input,
                         x.unit(),
                         x.row_scale(),
                         x.row_zero()};
-    multiply(weight, x, count, finish, count * weight.view().k * weight.view().n < 1 << 18
-                                           ? serial_host()
-                                           : host);
+    multiply(weight, x, count, finish,
+             count * weight.view().k * weight.view().n < 1 << 18 ? serial_host() : host);
     if (!x.slow().empty()) multiply_slowly(weight, x, finish, host);
   }
 }

@@ -13,9 +13,10 @@
 // Numerics. Where both operands are MXFP4, MXFP6 or MXINT8 in blocks of 32 the result is the
 // canonical dot product (numerics/dot.py), bit for bit, and then bias and activation in float32.
 // Otherwise it is that of the decoded operands within (34 + K / 32) · 2^-24 of Σ|x||w| (of
-// Σ(|x| + |zero|)|w| where x has a zero point), in one fixed order a result: a row depends neither on
-// its batch, nor on threads. It may depend on the instruction set. Products of bfloat16 (x bfloat16 as it is, x or W in MXFP8 or FP6) take numbers
-// of x below 2^-126 as 0. A finite result beyond float16 or bfloat16 becomes the largest finite.
+// Σ(|x| + |zero|)|w| where x has a zero point), in one fixed order a result: a row depends neither
+// on its batch, nor on threads. It may depend on the instruction set. Products of bfloat16 (x
+// bfloat16 as it is, x or W in MXFP8 or FP6) take numbers of x below 2^-126 as 0. A finite result
+// beyond float16 or bfloat16 becomes the largest finite.
 //
 // NaN: a block of W whose scale is NaN makes its column NaN, a row of x that holds NaN or Inf where
 // x is quantized to MX is NaN. As it is, x follows IEEE.
@@ -48,8 +49,8 @@ struct LinearInput {
 struct LinearOutput {
   Memory y;
   int type;
-  int64_t stride;                     // elements from row to row, at least N
-  const Memory* bias = nullptr;       // N float32
+  int64_t stride;                // elements from row to row, at least N
+  const Memory* bias = nullptr;  // N float32
   Activation activation = Activation::kNone;
 };
 

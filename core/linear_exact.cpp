@@ -47,9 +47,9 @@ void block_integers(const WeightView& w, size_t group, size_t block,
   const uint8_t* codes = w.codes + (group * w.blocks + block) * code_bytes(w.code);
   for (size_t lane = 0; lane < kLanes; ++lane) {
     for (size_t k = 0; k < kBlockOfK; ++k) {
-      to[lane][k] = int16_t(
-          is_integer(w.code) ? code_at(w.code, codes, lane, k) - 128
-                             : code_integer(w.code, code_at(w.code, codes, lane, k)));
+      to[lane][k] =
+          int16_t(is_integer(w.code) ? code_at(w.code, codes, lane, k) - 128
+                                     : code_integer(w.code, code_at(w.code, codes, lane, k)));
     }
   }
 }

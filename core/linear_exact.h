@@ -1,5 +1,5 @@
-// The canonical dot product where the kernels' scales would leave the normal floats: slowly, through
-// float64, which holds every one of its numbers.
+// The canonical dot product where the kernels' scales would leave the normal floats: slowly,
+// through float64, which holds every one of its numbers.
 #pragma once
 
 #include <cstdint>

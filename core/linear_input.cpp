@@ -98,16 +98,15 @@ Operand Input::choose_operand() const {
 float Input::choose_unit() const {
   if (exact()) return 1.0f;
   const bool mx = w_.scale == ScaleKind::kE8m0;
-  const bool integers = operand_ == Operand::kInt8 ? mx || !is_integer(w_.code)
-                                                   : mx && is_integer(w_.code);
+  const bool integers =
+      operand_ == Operand::kInt8 ? mx || !is_integer(w_.code) : mx && is_integer(w_.code);
   return integers ? std::ldexp(1.0f, -fraction_bits(w_.code)) : 1.0f;
 }
 
 size_t Input::most_rows(size_t bytes) const {
-  const bool all_at_once =
-      in_.numbers != nullptr && !in_.coded && !in_.given.given &&
-      (in_.block_rows == 0 ||
-       (in_.numbers->family == Family::kTensorScaled && !in_.given.tensor_scale_given));
+  const bool all_at_once = in_.numbers != nullptr && !in_.coded && !in_.given.given &&
+                           (in_.block_rows == 0 || (in_.numbers->family == Family::kTensorScaled &&
+                                                    !in_.given.tensor_scale_given));
   if (all_at_once) return rows_;
   // Records, and codes or values before them.
   const size_t row = divided_up(k_, kBlockOfK) * (operand_bytes(operand_) + 128);
@@ -138,7 +137,8 @@ Parameters Input::stored(size_t first, size_t count) const {
   }
   p.scales.data = scales_.data();
   if (n.zero_point) {
-    p.zero_points.data = const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(zero_points_.data()));
+    p.zero_points.data =
+        const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(zero_points_.data()));
   }
   return p;
 }
@@ -152,9 +152,12 @@ void Input::quantize(size_t first, size_t count, const Host& host) {
   const size_t size = size_t(kElementSize[in_.type]);
   unsigned char* from = in_.x.data + first * size_t(in_.stride) * size;
   const size_t reach = ((count - 1) * size_t(in_.stride) + k_) * size;
-  const Tensor x{{from, reach}, in_.type, {in_.stride, 1}};
-  tensor_scale_ = plan(count).quantize(x, {codes_.data(), count * code_bytes_},
-                                       stored(first, count), 0, host);
+  const bool dense = count == 1 || size_t(in_.stride) == k_;
+  const Tensor x{{from, reach},
+                 in_.type,
+                 dense ? std::vector<int64_t>{} : std::vector<int64_t>{in_.stride, 1}};
+  tensor_scale_ =
+      plan(count).quantize(x, {codes_.data(), count * code_bytes_}, stored(first, count), 0, host);
 }
 
 void Input::decode(size_t first, size_t count, const Host& host) {

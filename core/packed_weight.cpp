@@ -282,9 +282,7 @@ class Packer {
     }
   }
 
-  int magnitude_mask() const {
-    return (1 << (form_.numbers.element_format().bits - 1)) - 1;
-  }
+  int magnitude_mask() const { return (1 << (form_.numbers.element_format().bits - 1)) - 1; }
   bool is_nan(uint8_t code) const {
     if (view_.code == Code::kE4m3) return (code & 0x7f) == 0x7f;
     return view_.code == Code::kE5m2 && (code & 0x7f) > 0x7c;

@@ -375,8 +375,7 @@ float Plan::choose_params(const Tensor& x, const Parameters& params, const Host&
 
 void Plan::check_stored(const Memory& codes, const Parameters& params) const {
   if (!params.given) refuse("scale", "not given", "needed to decode");
-  check_memory("codes", codes, code_bytes_,
-               numbers_.element_format().stored_bits() == 16 ? 2 : 1);
+  check_memory("codes", codes, code_bytes_, numbers_.element_format().stored_bits() == 16 ? 2 : 1);
   job(params, true);
 }
 

@@ -43,9 +43,7 @@ static BS_INLINE I multiply(I x, I y) {
   return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
 }
 static BS_INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-static BS_INLINE F subtract(F x, F y) {
-  return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
-}
+static BS_INLINE F subtract(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 static BS_INLINE F multiply_add(F x, F y, F z) {
   return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }

@@ -1,8 +1,8 @@
 // Codes in registers. A quad is four elements of K of 16 columns: 64 bytes once decoded to bytes.
-// Of a block of eight quads, codes of 4 bits have quad q in the low halves of bytes of vector q, and
-// quad 4 + q in the high ones; codes of 6 bits have quads 0, 1, 2 and 4, 5, 6 in the low six bits of
-// six vectors, and of quads 3 and 7 two bits on top of each of three. Included once per instruction
-// set, inside its namespace.
+// Of a block of eight quads, codes of 4 bits have quad q in the low halves of bytes of vector q,
+// and quad 4 + q in the high ones; codes of 6 bits have quads 0, 1, 2 and 4, 5, 6 in the low six
+// bits of six vectors, and of quads 3 and 7 two bits on top of each of three. Included once per
+// instruction set, inside its namespace.
 
 // ---- bytes, unsigned: value · 2^m + offset
 
@@ -177,8 +177,7 @@ struct Float8Pairs {
 
  private:
   static BS_INLINE I _mm512_mask_or_epi32_16(I bits, __mmask32 special) {
-    return _mm512_mask_mov_epi16(bits, special,
-                                 _mm512_or_si512(bits, _mm512_set1_epi16(0x7f80)));
+    return _mm512_mask_mov_epi16(bits, special, _mm512_or_si512(bits, _mm512_set1_epi16(0x7f80)));
   }
 };
 template <>

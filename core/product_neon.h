@@ -102,9 +102,8 @@ static BS_INLINE I exponents(const void* p) {
 static BS_INLINE F scale_f16(const uint8_t* p) {
   uint16_t halves[kLanes];
   memcpy(halves, p, sizeof(halves));
-  return each_quarter<F>([&](int i) {
-    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + 4 * i)));
-  });
+  return each_quarter<F>(
+      [&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + 4 * i))); });
 }
 static BS_INLINE F first_of(const I& pair) {
   return bits_f(each_quarter<I>([&](int i) { return vshlq_n_s32(pair.v[i], 16); }));
@@ -120,7 +119,6 @@ static BS_INLINE I look_up_nibbles(const I& v, bool high, const uint8_t* table) 
   const uint8x16_t entries = vld1q_u8(table), mask = vdupq_n_u8(15);
   return each_quarter<I>([&](int i) {
     const uint8x16_t at = vreinterpretq_u8_s32(v.v[i]);
-    return vreinterpretq_s32_u8(
-        vqtbl1q_u8(entries, high ? vshrq_n_u8(at, 4) : vandq_u8(at, mask)));
+    return vreinterpretq_s32_u8(vqtbl1q_u8(entries, high ? vshrq_n_u8(at, 4) : vandq_u8(at, mask)));
   });
 }

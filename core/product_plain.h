@@ -1,5 +1,5 @@
-// 16 lanes as arrays, for machines without a kernel of their own: the compiler makes what vectors it
-// can. Included once per instruction set, inside its namespace.
+// 16 lanes as arrays, for machines without a kernel of their own: the compiler makes what vectors
+// it can. Included once per instruction set, inside its namespace.
 
 struct I {
   int32_t v[kLanes];
@@ -71,8 +71,8 @@ static BS_INLINE I dot8(const I& t, const I& w, const I& x) {
   memcpy(a, &w, sizeof(a));
   memcpy(b, &x, sizeof(b));
   return each_lane<I>([&](size_t i) {
-    const int sum = a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] +
-                    a[4 * i + 3] * b[4 * i + 3];
+    const int sum = a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] +
+                    a[4 * i + 2] * b[4 * i + 2] + a[4 * i + 3] * b[4 * i + 3];
     return int32_t(uint32_t(t.v[i]) + uint32_t(sum));
   });
 }

@@ -1,5 +1,5 @@
-// Rows of x as kernels take them (Operand). Plain loops: the compiler makes vectors of them. Included
-// once per instruction set, inside its namespace.
+// Rows of x as kernels take them (Operand). Plain loops: the compiler makes vectors of them.
+// Included once per instruction set, inside its namespace.
 
 // Of a quad: where its elements are in rows of 16 bits.
 static constexpr int kQuadOrder[4] = {0, 2, 1, 3};
@@ -87,7 +87,8 @@ static void exact_row(const IntegerRow& row, const uint8_t* scales, Code w, int 
       int16_t values[kBlockOfK];
       block_integers(row, k, std::min(kBlockOfK, row.k - k), table, values);
       int16_t ordered[kBlockOfK];
-      for (size_t i = 0; i < kBlockOfK; ++i) ordered[i] = values[(i & ~size_t{3}) + kQuadOrder[i & 3]];
+      for (size_t i = 0; i < kBlockOfK; ++i)
+        ordered[i] = values[(i & ~size_t{3}) + kQuadOrder[i & 3]];
       memcpy(to, ordered, sizeof(ordered));
       memcpy(to + sizeof(ordered), magic, 4);
     }
@@ -131,7 +132,8 @@ static void real_row(const void* x, TensorType type, size_t k, Operand operand, 
     }
     uint16_t halves[kBlockOfK], ordered[kBlockOfK];
     for (size_t i = 0; i < kBlockOfK; ++i) halves[i] = narrow(bits_of(values[i]));
-    for (size_t i = 0; i < kBlockOfK; ++i) ordered[i] = halves[(i & ~size_t{3}) + kQuadOrder[i & 3]];
+    for (size_t i = 0; i < kBlockOfK; ++i)
+      ordered[i] = halves[(i & ~size_t{3}) + kQuadOrder[i & 3]];
     memcpy(to, ordered, sizeof(ordered));
   }
 }

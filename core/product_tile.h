@@ -1,6 +1,6 @@
-// Tiles: kRows rows of x with kGroups groups of 16 columns, over a range of blocks. A kernel keeps two
-// sums of each, one within a block and one over blocks, so that a result is added up in one order
-// whatever tile it is in. Included once per instruction set, inside its namespace.
+// Tiles: kRows rows of x with kGroups groups of 16 columns, over a range of blocks. A kernel keeps
+// two sums of each, one within a block and one over blocks, so that a result is added up in one
+// order whatever tile it is in. Included once per instruction set, inside its namespace.
 
 // Where a tile finds its weights: those of its first group, from its first block on.
 struct Weights {
@@ -73,9 +73,9 @@ static constexpr int quad_order(Code code, int i) {
   return code_bytes(code) == 256 ? (i >> 1) + 4 * (i & 1) : i;
 }
 
-#define BS_TILE_ROWS(x, rows)                                  \
-  const uint8_t* x[kRows];                                     \
-  BS_UNROLL                                                    \
+#define BS_TILE_ROWS(x, rows) \
+  const uint8_t* x[kRows];    \
+  BS_UNROLL                   \
   for (int m = 0; m < kRows; ++m) x[m] = (rows).x + size_t(m) * (rows).stride
 
 // ---- the canonical dot product of int8 (numerics.md, and products.h on how it is scaled)
@@ -83,7 +83,7 @@ static constexpr int quad_order(Code code, int i) {
 template <Code C>
 struct Exact {
   static constexpr size_t kX = operand_bytes(Operand::kExact);
-  static constexpr size_t kPanel = 8 * 64 + 64;  // bytes, and exponents in their place
+  static constexpr size_t kPanel = 8 * 64 + 64;      // bytes, and exponents in their place
   static constexpr bool kPanels = C != Code::kInt8;  // which lies as panels do
   static constexpr bool kWide = C == Code::kInt8;
   static constexpr size_t kFew = 24;  // rows up to which decoding again costs less than storing
@@ -228,4 +228,3 @@ struct ExactWide {
     }
   }
 };
-

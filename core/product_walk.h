@@ -1,5 +1,5 @@
-// Walks groups of columns and tiles of rows with a kernel. Included once per instruction set, inside
-// its namespace.
+// Walks groups of columns and tiles of rows with a kernel. Included once per instruction set,
+// inside its namespace.
 
 // Where group g's blocks from b on lie.
 static Weights weights_at(const WeightView& w, size_t g, size_t b) {
@@ -64,7 +64,7 @@ static void walk_few(const WeightView& w, const Rows& rows, const Part& part, fl
   }
 }
 
-// Many: two groups are decoded once for all rows, as many blocks at a time as stay in the first
+// Many: two groups are decoded once for all rows, as many blocks at a time as stay in a near
 // cache; of runs whose sums are integers, whole ones.
 template <class K>
 static void walk_many(const WeightView& w, const Rows& rows, const Part& part, float* c,

@@ -1,4 +1,5 @@
-// The products of one instruction set: compiled several times, with BS_ISA_NAMESPACE naming the set.
+// The products of one instruction set: compiled several times, with BS_ISA_NAMESPACE naming the
+// set.
 //
 // As in kernels.cpp everything is static or in that namespace.
 #include "products.h"
@@ -63,9 +64,12 @@ inline constexpr size_t kMostRows = 1;
 #include "product_decode.h"
 #endif
 #include "product_tile.h"
+// On its tiles.
 #include "product_scaled.h"
-#include "product_rows.h"
+// x and y beside them.
 #include "product_finish.h"
+#include "product_rows.h"
+// All of it together.
 #include "product_walk.h"
 
 Product exact(Code code) {

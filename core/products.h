@@ -13,8 +13,8 @@
 
 namespace bs {
 
-inline constexpr size_t kLanes = 16;      // columns of a group
-inline constexpr size_t kBlockOfK = 32;   // elements of a block
+inline constexpr size_t kLanes = 16;                // columns of a group
+inline constexpr size_t kBlockOfK = 32;             // elements of a block
 inline constexpr size_t kMostColumns = 4 * kLanes;  // of the results of one step
 
 // How codes lie in a weight, and what they mean. Integers are stored from 0 on: the code less the
@@ -27,15 +27,15 @@ enum class ScaleKind : uint8_t { kE8m0, kE4m3, kF32, kBf16, kF16, kColumn };
 struct WeightView {
   Code code;
   ScaleKind scale;
-  bool zeros;               // a zero point, as a byte, beside each scale
-  uint8_t exponent_low;     // E8M0: range of the scales of blocks that are not all 0
+  bool zeros;            // a zero point, as a byte, beside each scale
+  uint8_t exponent_low;  // E8M0: range of the scales of blocks that are not all 0
   uint8_t exponent_high;
   size_t n, k;
-  size_t groups;            // of 16 columns, an even number
-  size_t blocks;            // of 32 elements
-  size_t run;               // blocks that share a scale; a group of 16 columns has ceil(blocks / run)
-  const uint8_t* codes;     // [groups][blocks][code_bytes(code)]
-  const uint8_t* scales;    // [groups][runs][scale_bytes(scale)]
+  size_t groups;          // of 16 columns, an even number
+  size_t blocks;          // of 32 elements
+  size_t run;             // blocks that share a scale; a group of 16 columns has ceil(blocks / run)
+  const uint8_t* codes;   // [groups][blocks][code_bytes(code)]
+  const uint8_t* scales;  // [groups][runs][scale_bytes(scale)]
   const uint8_t* zero_points;  // [groups][runs][16]
   const float* column_scale;   // [groups · 16]: 1, a factor, or NaN where the column is NaN
   const float* column_sum;     // [groups · 16]: Σ over K of W, without column_scale
@@ -43,7 +43,7 @@ struct WeightView {
 
 // Bytes of a group's block of codes, and of a group's scales of one run.
 constexpr size_t code_bytes(Code code) {
-  return code == Code::kFp4 || code == Code::kInt4 ? 256
+  return code == Code::kFp4 || code == Code::kInt4    ? 256
          : code == Code::kE2m3 || code == Code::kE3m2 ? 384
                                                       : 512;
 }
@@ -86,10 +86,10 @@ constexpr size_t operand_bytes(Operand operand) {
   }
 }
 
-// p = n · 2^e without a product. Integers n are summed on top of the bits of 1.5 · 2^(23 + e), whose
-// last place counts steps of 2^e; less that number the sum is p, exactly, as long as |n| < 2^22.
-// The bits are put together of a part of the weight, the byte of its scale in the place of the
-// exponent, and a part of x: this, for its scale byte and the fraction bits of both operands.
+// p = n · 2^e without a product. Integers n are summed on top of the bits of 1.5 · 2^(23 + e),
+// whose last place counts steps of 2^e; less that number the sum is p, exactly, as long as |n| <
+// 2^22. The bits are put together of a part of the weight, the byte of its scale in the place of
+// the exponent, and a part of x: this, for its scale byte and the fraction bits of both operands.
 constexpr int kExactTop = 22;
 constexpr int32_t magic_of_x(int scale_byte, int fraction_bits) {
   return int32_t(uint32_t(150 - 2 * 127 + scale_byte - fraction_bits) * (1u << 23) + 0x400000u);
@@ -112,7 +112,7 @@ enum class Activation : uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 struct Finish {
   void* y;
   TensorType type;
-  size_t stride;  // bytes from row to row
+  size_t stride;      // bytes from row to row
   const float* bias;  // null: none
   Activation activation;
   float unit;
@@ -125,10 +125,11 @@ struct Part {
   size_t row, rows;
 };
 
-// Sums of a row are kMostColumns apart in scratch, which is scratch_bytes(rows), aligned to 64 bytes.
+// Sums of a row are kMostColumns apart in scratch, which is scratch_bytes(rows), aligned to 64
+// bytes.
 using Product = void (*)(const WeightView&, const XView&, const Part&, uint8_t* scratch,
                          const Finish&);
-inline constexpr size_t kPanelBytes = 36 << 10;
+inline constexpr size_t kPanelBytes = 72 << 10;
 constexpr size_t scratch_bytes(size_t rows) {
   return rows * kMostColumns * sizeof(float) + kPanelBytes;
 }
@@ -137,7 +138,7 @@ constexpr size_t scratch_bytes(size_t rows) {
 struct IntegerRow {
   const uint8_t* codes;  // a byte each, as stored but not packed
   Code code;
-  bool is_unsigned;      // of kInt8
+  bool is_unsigned;  // of kInt8
   size_t k;
 };
 
@@ -145,8 +146,8 @@ struct Products {
   // null where this set has none for them.
   Product (*find)(Code, bool zeros, Operand);
   // kExact, kExactWide: scale bytes are to be in range. `w`: of the weight.
-  void (*exact_row)(const IntegerRow&, const uint8_t* scales, Code w, int fraction_bits,
-                    Operand, uint8_t* to);
+  void (*exact_row)(const IntegerRow&, const uint8_t* scales, Code w, int fraction_bits, Operand,
+                    uint8_t* to);
   // kInt8.
   void (*int8_row)(const IntegerRow&, Code w, bool zeros, uint8_t* to);
   // kReal and kPairs, of k elements.

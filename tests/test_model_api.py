@@ -333,6 +333,7 @@ class Grid(nn.Module):
         return torch.relu(y.transpose(0, 1).reshape(x.shape[1], x.shape[0], -1, 32))
 
 
+@pytest.mark.usefixtures("decoding")
 @pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
 @pytest.mark.parametrize("count", [4, 5])
 def test_as_many_sizes_of_the_run_as_there_are(count: int, scheme: str) -> None:

@@ -1,5 +1,5 @@
-// Linear layers against sums in float64: every kind of weight and of x, on every instruction set and
-// host, bit for bit where the canonical dot product says so.
+// Linear layers against sums in float64: every kind of weight and of x, on every instruction set
+// and host, bit for bit where the canonical dot product says so.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -88,8 +88,8 @@ struct Sum {
 Sum sum_of(const Matrix& x, const Matrix& w, int64_t m, int64_t n) {
   Sum sum;
   for (int64_t k = 0; k < x.columns; ++k) {
-    const double p = double(x.values[size_t(m * x.columns + k)]) *
-                     double(w.values[size_t(n * w.columns + k)]);
+    const double p =
+        double(x.values[size_t(m * x.columns + k)]) * double(w.values[size_t(n * w.columns + k)]);
     sum.value += p;
     sum.magnitude += std::fabs(p);
   }
@@ -102,7 +102,8 @@ float canonical(const Matrix& x, const Matrix& w, int64_t m, int64_t n) {
   for (int64_t from = 0; from < x.columns; from += 32) {
     double p = 0;
     for (int64_t k = from; k < std::min(from + 32, x.columns); ++k) {
-      p += double(x.values[size_t(m * x.columns + k)]) * double(w.values[size_t(n * w.columns + k)]);
+      p +=
+          double(x.values[size_t(m * x.columns + k)]) * double(w.values[size_t(n * w.columns + k)]);
     }
     total += float(p);
   }
@@ -141,8 +142,7 @@ void compare(const Matrix& w, const Matrix& x, bool coded, bool exact, const std
   const bs::PackedWeight weight = packed(w, bs::pool_host(2));
   const std::vector<float> y = run(weight, x, coded, 0, x.rows, bs::serial_host());
   // A rounding an element of a block, one a block; where x has a zero point the terms are larger.
-  const double tolerance =
-      double(34 + x.columns / 32) * 0x1p-24 * (x.numbers.zero_point ? 8 : 1);
+  const double tolerance = double(34 + x.columns / 32) * 0x1p-24 * (x.numbers.zero_point ? 8 : 1);
   bool good = true;
   for (int64_t m = 0; m < x.rows; ++m) {
     for (int64_t n = 0; n < w.rows; ++n) {
@@ -169,12 +169,12 @@ struct Kind {
   bool zero_point;
 };
 constexpr Kind kWeights[] = {
-    {"fp4_e2m1", "e8m0", 32, false}, {"fp6_e2m3", "e8m0", 32, false},
-    {"fp6_e3m2", "e8m0", 32, false}, {"mxint8", "e8m0", 32, false},
-    {"fp8_e4m3", "e8m0", 32, false}, {"fp8_e5m2", "e8m0", 32, false},
+    {"fp4_e2m1", "e8m0", 32, false},     {"fp6_e2m3", "e8m0", 32, false},
+    {"fp6_e3m2", "e8m0", 32, false},     {"mxint8", "e8m0", 32, false},
+    {"fp8_e4m3", "e8m0", 32, false},     {"fp8_e5m2", "e8m0", 32, false},
     {"fp4_e2m1", "fp8_e4m3", 16, false}, {"int8", "f32", 0, false},
-    {"uint8", "f32", 0, true}, {"int4", "f32", 32, false},
-    {"int4", "f16", 128, false}, {"uint4", "bf16", 64, true},
+    {"uint8", "f32", 0, true},           {"int4", "f32", 32, false},
+    {"int4", "f16", 128, false},         {"uint4", "bf16", 64, true},
 };
 
 void test_kinds(int64_t rows, int64_t n, int64_t k) {
@@ -185,8 +185,8 @@ void test_kinds(int64_t rows, int64_t n, int64_t k) {
                              " " + std::to_string(k);
     for (const char* element : {"fp4_e2m1", "fp6_e2m3", "fp6_e3m2", "mxint8", "fp8_e4m3"}) {
       const Matrix x(numbers(element, "e8m0"), rows, k, 32);
-      const bool exact = kind.scale == std::string("e8m0") && element[2] != '8' &&
-                         kind.element[2] != '8';
+      const bool exact =
+          kind.scale == std::string("e8m0") && element[2] != '8' && kind.element[2] != '8';
       compare(w, x, true, exact, name + " by " + element);
     }
     compare(w, Matrix(numbers("int8", "f32"), rows, k, 0), true, false, name + " by int8");
@@ -221,9 +221,8 @@ void test_callers() {
   std::vector<int> good(4);
   std::vector<std::thread> callers;
   for (size_t i = 0; i < good.size(); ++i) {
-    callers.emplace_back([&, i] {
-      good[i] = same(wanted, run(weight, x, true, 0, 40, bs::pool_host(2)));
-    });
+    callers.emplace_back(
+        [&, i] { good[i] = same(wanted, run(weight, x, true, 0, 40, bs::pool_host(2))); });
   }
   for (std::thread& caller : callers) caller.join();
   for (const int each : good) check(each != 0, "callers at once");

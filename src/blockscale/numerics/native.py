@@ -47,8 +47,8 @@ _ALLOWED_DTYPES = "float32, bfloat16 (of ml_dtypes) or float16; cast it first"
 
 # For the runtimes that call the core with their own memory and threads.
 CoreParams = _core.Stored
+CoreWeight = _core.PackedWeight
 CoreInput = _core.InputForm
-CorePackedWeight = _core.PackedWeight
 openmp_found = _core.openmp_found
 
 

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockscale import _core
 from blockscale.errors import CombinationError, DtypeError, ShapeError, UnknownNameError
 from blockscale.numerics import native
 from blockscale.numerics.layout import Layout, bind, check_fits
@@ -37,7 +36,7 @@ class PackedWeight:
         block_n, block_k = layout.block[::-1] if transposed else layout.block
         self.shape = (n, k)
         self.layout = layout
-        self._core = _core.PackedWeight(
+        self._core = native.CoreWeight(
             native.core_numbers(layout.numbers), transposed, n, k, block_n, block_k, codes.ctypes.data,
             codes.nbytes, native.given(params, None, layout), POOL, threads,
         )  # fmt: skip
@@ -56,7 +55,7 @@ class PackedWeight:
         scheme    x is quantized by it first, with `params` if they are given; None: x as it is
         stored    x holds packed codes of this layout, with their parameters
         """
-        form = _core.InputForm()
+        form = native.CoreInput()
         if stored is not None:
             layout, params_of_x = stored
             native.check_codes(x, layout)
@@ -91,7 +90,7 @@ class PackedWeight:
         return out
 
 
-def _describe(form: _core.InputForm, layout: Layout) -> None:
+def _describe(form: native.CoreInput, layout: Layout) -> None:
     if layout.block[0] not in (0, 1) and layout.scale_shape[0] != layout.shape[0]:
         raise CombinationError(f"x in blocks of {layout.block}: rows must be on their own, or all share")
     form.quantized_by(native.core_numbers(layout.numbers))
@@ -112,7 +111,7 @@ def _values(a: Any) -> tuple[Array, int]:
 
 
 def _pitch(a: Array) -> int:
-    return max(a.strides[0] // a.itemsize, a.shape[1]) if a.ndim == 2 and a.shape[0] > 1 else a.shape[-1]
+    return int(max(a.strides[0] // a.itemsize, a.shape[1]) if a.ndim == 2 and a.shape[0] > 1 else a.shape[-1])
 
 
 def _reach(a: Array) -> int:

@@ -68,7 +68,7 @@ def _packed(codes: Tensor, bound: Bound, params: Any, transposed: bool) -> Any:
     n, k = bound.layout.shape[::turn]
     block_n, block_k = bound.layout.block[::turn]
     codes = torch_cpu.aligned(codes.contiguous())
-    return native.CorePackedWeight(
+    return native.CoreWeight(
         core_numbers(str(bound.numbers)), transposed, n, k, block_n, block_k, codes.data_ptr(), codes.nbytes,
         params, torch_cpu.HOST, torch.get_num_threads(),
     )  # fmt: skip
