@@ -7,7 +7,7 @@ so they compile, are exported, copied, pickled and saved as any module.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,10 +62,11 @@ class Input:
         return bind(self.scheme, (2, self.length))
 
     def check(self, name: str) -> None:
-        if self.layout.block[0] not in (0, 1):
+        shared = self.layout.block == (0, 0)
+        if self.layout.block[0] not in (0, 1) or (self.static is not None and not shared):
             raise CombinationError(
                 f"input of {name!r} in blocks of {self.layout.block}: rows must be on their own, or all share one "
-                "scale; give example_inputs, and the graph takes any"
+                "scale, as static ones do; give example_inputs, and the graph takes any"
             )
 
 
@@ -103,7 +104,7 @@ class _OfCodes(nn.Module):
             name: one for name, one in self._buffers.items() if one is not None and one.is_floating_point()
         }
         self.dtype = fn(torch.zeros((), dtype=self.dtype, device=self.weight_codes.device)).dtype
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in scales.items():
             now = self._buffers[name]
             assert now is not None
@@ -118,6 +119,9 @@ class _OfCodes(nn.Module):
 class QuantizedLinear(_OfCodes):
     """y = x · Wᵀ + bias, W as codes; x as it is, or quantized as `input` says."""
 
+    input_scale: Tensor | None
+    input_slot: Tensor | None
+
     def __init__(
         self, weight: Weight, bias: Tensor | None, input: Input | None, dtype: torch.dtype = torch.float32
     ) -> None:
@@ -125,10 +129,11 @@ class QuantizedLinear(_OfCodes):
         self.out_features, self.in_features = weight.layout.shape
         kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
-        self.input = input.scheme if input is not None else None
-        fields, scale, slot, block = Fields(), None, None, (1, 1)
+        self.input = None if input is None else input.scheme
+        fields, scale, slot = Fields(), None, None
+        self._lead, self._last = 1, 1
         if input is not None:
-            block = input.layout.block
+            self._lead, self._last = input.layout.block
             fields = fields_of(bind(_dynamic(input.scheme), (2, input.length)))
             if input.static is not None:
                 scale, slot = _tensors(input.static)
@@ -137,29 +142,25 @@ class QuantizedLinear(_OfCodes):
         self.register_buffer("input_scale", scale)
         self.register_buffer("input_slot", slot)
         self._input_dtype, self._input_range = fields.dtype, (fields.quant_min, fields.quant_max)
-        self._lead, self._last = block
-        self._input_numbers = None if input is None or scale is None else str(input.scheme.numbers)
 
     def forward(self, x: Tensor) -> Tensor:
-        block = None
-        dtype = x.dtype
-        if self._input_dtype:
+        dtype, block, scale, slot = x.dtype, None, self.input_scale, self.input_slot
+        if self.input is not None:
             block = [*(self._lead,) * (x.dim() - 1), self._last]
-            if self._input_numbers is not None:
-                scale = self.input_scale.reshape((1,) * x.dim())
-                slot = None if self.input_slot is None else self.input_slot.reshape((1,) * x.dim())
-                x = _operators.quantize.default(x, self._input_numbers, block, scale, slot)
+            if scale is not None:  # one for all of x
+                scale = scale.reshape((1,) * x.dim())
+                slot = None if slot is None else slot.reshape((1,) * x.dim())
+                x = _operators.quantize.default(x, str(self.input.numbers), block, scale, slot)
         return _operators.linear.default(  # type: ignore[no-any-return]
-            x, self.weight_codes, self.bias, self.input_scale, self.input_slot, self._input_dtype,
-            *self._input_range, self.weight_scale, self.weight_slot, self._weight_dtype, *self._weight_range,
+            x, self.weight_codes, self.bias, scale, slot, self._input_dtype, *self._input_range,
+            self.weight_scale, self.weight_slot, self._weight_dtype, *self._weight_range,
             None, None, "", None, None, None, None, "", None, None, x_block=block, **self._weight_open,
             compute=dtype,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        x = "" if self.input is None else f", input={self.input}"
-        bias = self.bias is not None
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, weight={self.layout.numbers}{x}"
+        given = f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return f"{given}, weight={self.layout.numbers}, input={self.input or 'float'}"
 
 
 class QuantizedEmbedding(_OfCodes):
@@ -181,8 +182,6 @@ class QuantizedEmbedding(_OfCodes):
 
 
 def _dynamic(scheme: Scheme) -> Scheme:
-    from dataclasses import replace
-
     return scheme if scheme.dynamic else replace(scheme, dynamic=True)
 
 
