@@ -94,7 +94,8 @@ def overhead(seconds: float) -> None:
     linear = nn.Linear(32, 32, bias=False).eval()
     x = torch.randn(1, 32)
     runs: dict[str, Run] = {"torch float32": lambda: linear(x)}
-    runs |= {name: lambda one=bs.quantize_model(linear, [*_rules(name)]): one(x) for name in RECIPES[:2]}
+    ours = {name: bs.quantize_model(linear, [*_rules(name)]) for name in RECIPES[:2]}
+    runs |= {name: lambda one=one: one(x) for name, one in ours.items()}
     table("Overhead: Linear 32², M = 1", interleaved(runs, seconds), "torch float32")
 
 
