@@ -84,6 +84,7 @@ sanitize: $(VECTORS) ## the core's tests under ASan + UBSan, and those with thre
 	$(BIN)/cmake --build build/asan
 	build/asan/plan_test
 	build/asan/codec_test $(VECTORS)
+	build/asan/linear_test
 	build/asan/pool_test
 	build/asan/ort_test
 	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBLOCKSCALE_SANITIZE=thread
@@ -91,6 +92,7 @@ sanitize: $(VECTORS) ## the core's tests under ASan + UBSan, and those with thre
 	build/tsan/pool_test
 	build/tsan/codec_test $(VECTORS)
 	build/tsan/ort_test
+	build/tsan/linear_test
 
 QEMU_ARM = $(shell command -v qemu-aarch64 || command -v qemu-aarch64-static)
 ARM_SYSROOT ?= /usr/aarch64-linux-gnu
@@ -104,6 +106,7 @@ test-arm: $(VECTORS) ## the AArch64 kernels, cross-compiled and run under qemu-u
 	$(BIN)/cmake --build build/arm
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/plan_test
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/codec_test $(VECTORS)
+	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/linear_test
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/pool_test --no-forks # qemu-user cannot, with threads
 	$(QEMU_ARM) -cpu max -L $(ARM_SYSROOT) build/arm/ort_test
 

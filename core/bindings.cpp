@@ -20,6 +20,7 @@
 #include "block_params.h"
 #include "engine.h"
 #include "kernels.h"
+#include "linear.h"
 #include "number_text.h"
 #include "parallel.h"
 #include "plan.h"
@@ -96,6 +97,15 @@ bs::Parameters parameters(const Stored& s) {
   return {memory(s.scales, s.scale_bytes), memory(s.zeros, s.zero_bytes), s.tensor_scale,
           s.tensor_scale_given, s.given};
 }
+
+// How x of a linear layer comes: see LinearInput.
+struct InputForm {
+  std::optional<bs::Numbers> numbers;
+  int64_t block = 0;
+  int64_t block_rows = 1;
+  bool coded = false;
+  Stored given;
+};
 
 // The core's refusals as those of the package.
 void translate(const std::exception_ptr& thrown, void*) {
@@ -205,10 +215,49 @@ NB_MODULE(_core, m) {
                         parameters(stored), host_of(host, threads));
       });
 
-  m.def("isa", [] {
-    const bs::Kernels* kernels = bs::kernels();
-    return std::string(kernels ? kernels->name : "");
-  });
+  nb::class_<InputForm>(m, "InputForm")
+      .def(nb::init<>())
+      .def("quantized_by",
+           [](InputForm& form, const bs::NumberNames& names) {
+             form.numbers = bs::numbers_of(names);
+           })
+      .def_rw("block", &InputForm::block)
+      .def_rw("block_rows", &InputForm::block_rows)
+      .def_rw("coded", &InputForm::coded)
+      .def_rw("given", &InputForm::given);
+
+  nb::class_<bs::PackedWeight>(m, "PackedWeight")
+      .def("__init__",
+           [](bs::PackedWeight* self, const bs::NumberNames& names, bool rows_of_k, int64_t n,
+              int64_t k, int64_t block_n, int64_t block_k, uintptr_t codes, size_t code_bytes,
+              const Stored& stored, int host, int threads) {
+             const auto storage = rows_of_k ? bs::Storage::kRowsOfK : bs::Storage::kRowsOfN;
+             const bs::WeightForm form{bs::numbers_of(names), storage, n, k, block_k, block_n};
+             const nb::gil_scoped_release unlocked;
+             new (self) bs::PackedWeight(form, memory(codes, code_bytes), parameters(stored),
+                                         host_of(host, threads));
+           })
+      .def_prop_ro("bytes", &bs::PackedWeight::bytes)
+      .def("linear", [](const bs::PackedWeight& weight, int64_t rows, const InputForm& form,
+                        uintptr_t x, size_t x_bytes, int x_type, int64_t x_stride, uintptr_t y,
+                        size_t y_bytes, int y_type, int64_t y_stride, uintptr_t bias,
+                        size_t bias_bytes, int activation, int host, int threads) {
+        const Unlocked unlocked(rows * weight.n());
+        const bs::Memory bias_memory = memory(bias, bias_bytes);
+        const bs::LinearInput input{memory(x, x_bytes), x_type,
+                                    x_stride,           form.numbers ? &*form.numbers : nullptr,
+                                    form.block,         form.block_rows,
+                                    form.coded,         parameters(form.given)};
+        if (activation < 0 || activation > int(bs::Activation::kSilu)) {
+          bs::refuse("activation", int64_t{activation}, "0 to 4");
+        }
+        const bs::LinearOutput output{memory(y, y_bytes), y_type, y_stride,
+                                      bias != 0 ? &bias_memory : nullptr,
+                                      bs::Activation(activation)};
+        bs::linear(weight, rows, input, output, host_of(host, threads));
+      });
+
+  m.def("isa", [] { return std::string(bs::chosen_isa()); });
   m.def("available_isas", [] { return std::string(bs::available_isas()); });
   m.def("choose_isa", [](const std::string& name) { return bs::choose_isa(name.c_str()); });
   m.def("within", &within);

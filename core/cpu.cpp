@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "products.h"
 
 #if defined(__linux__)
 #include <unistd.h>
@@ -38,6 +39,11 @@ bool has_avx512() {
   const unsigned ebx = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
   return has_avx2() && leaf7(ebx, 1u << 11, 0xe6);
 }
+bool has_avx512bf16() {
+  int info[4];
+  __cpuidex(info, 7, 1);
+  return has_avx512() && leaf7(0, 1u << 1, 0xe6) && ((info[0] >> 5) & 1);
+}
 #elif defined(__x86_64__)
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
@@ -48,9 +54,14 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
 }
+bool has_avx512bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512bf16");
+}
 #else
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512bf16() { return false; }
 #endif
 
 bool has_neon() {
@@ -75,13 +86,15 @@ size_t last_level_cache() {
   return size;
 }
 
-#define BS_DECLARE(isa)   \
-  namespace isa {         \
-  const Kernels& table(); \
+#define BS_DECLARE(isa)            \
+  namespace isa {                  \
+  const Kernels& table();          \
+  const Products& product_table(); \
   }
 BS_DECLARE(baseline)
 BS_DECLARE(avx2)
 BS_DECLARE(avx512)
+BS_DECLARE(avx512bf16)
 BS_DECLARE(neon)
 #undef BS_DECLARE
 
@@ -91,42 +104,51 @@ struct Set {
   const char* name;
   bool (*runs)();
   const Kernels& (*table)();
+  const Products& (*products)();
 };
 
 // From the plainest to the best.
 constexpr Set kSets[] = {
-    {"baseline", [] { return true; }, baseline::table},
+    {"baseline", [] { return true; }, baseline::table, baseline::product_table},
 #if defined(BS_HAVE_AVX2)
-    {"avx2", has_avx2, avx2::table},
+    {"avx2", has_avx2, avx2::table, avx2::product_table},
 #endif
 #if defined(BS_HAVE_AVX512)
-    {"avx512", has_avx512, avx512::table},
+    {"avx512", has_avx512, avx512::table, avx512::product_table},
+#endif
+#if defined(BS_HAVE_AVX512BF16)
+    // The codec gains nothing by it.
+    {"avx512bf16", has_avx512bf16, avx512::table, avx512bf16::product_table},
 #endif
 #if defined(BS_HAVE_NEON)
-    {"neon", has_neon, neon::table},
+    {"neon", has_neon, neon::table, neon::product_table},
 #endif
 };
 
-const Kernels* named(const char* name) {
-  const Kernels* found = nullptr;
+const Set* named(const char* name) {
+  const Set* found = nullptr;
   for (const Set& set : kSets) {
     const bool wanted = *name == 0 || std::strcmp(name, set.name) == 0;
-    if (wanted && set.runs()) found = &set.table();
+    if (wanted && set.runs()) found = &set;
   }
   return found;
 }
 
-const Kernels*& chosen() {
-  static const Kernels* table = [] {
+const Set*& chosen() {
+  static const Set* set = [] {
     const char* name = std::getenv("BLOCKSCALE_ISA");
     return named(name ? name : "");
   }();
-  return table;
+  return set;
 }
 
 }  // namespace
 
-const Kernels* kernels() { return chosen(); }
+const Kernels* kernels() { return chosen() ? &chosen()->table() : nullptr; }
+
+const Products* products() { return chosen() ? &chosen()->products() : nullptr; }
+
+const char* chosen_isa() { return chosen() ? chosen()->name : ""; }
 
 const char* available_isas() {
   static char text[64];
@@ -140,9 +162,9 @@ const char* available_isas() {
 }
 
 bool choose_isa(const char* name) {
-  const Kernels* table = named(name);
-  if (table != nullptr) chosen() = table;
-  return table != nullptr;
+  const Set* set = named(name);
+  if (set != nullptr) chosen() = set;
+  return set != nullptr;
 }
 
 }  // namespace bs

@@ -130,6 +130,8 @@ struct Kernels {
 // The best set that this machine has, or the one that BLOCKSCALE_ISA names. Null where it names one
 // that is unknown or that the machine lacks.
 const Kernels* kernels();
+// The name of the set in use; empty where there is none.
+const char* chosen_isa();
 // "baseline avx2 avx512": what this machine can run.
 const char* available_isas();
 // Choose by name for this process ("" for the best); false if it cannot be had.

@@ -373,14 +373,19 @@ float Plan::choose_params(const Tensor& x, const Parameters& params, const Host&
   return bs::choose_params(job, host);
 }
 
+void Plan::check_stored(const Memory& codes, const Parameters& params) const {
+  if (!params.given) refuse("scale", "not given", "needed to decode");
+  check_memory("codes", codes, code_bytes_, numbers_.element_format().stored_bits() == 16 ? 2 : 1);
+  job(params, true);
+}
+
 void Plan::dequantize(const Memory& codes, const Tensor& y, const Parameters& params,
                       const Host& host) const {
-  if (!params.given) refuse("scale", "not given", "needed to decode");
-  const int bits = numbers_.element_format().stored_bits();
-  check_memory("codes", codes, code_bytes_, bits == 16 ? 2 : 1);
+  check_stored(codes, params);
   check_tensor("out", y, shape_, size_);
   if (overlap(y.memory, codes)) refuse("out", "overlaps codes", "memory of its own");
   Job job = this->job(params, true);
+  const int bits = numbers_.element_format().stored_bits();
   // Codes are the input here: the strides in bits are those of x.
   std::vector<int64_t> code_strides(shape_.size());
   int64_t stride = bits;

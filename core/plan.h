@@ -75,6 +75,10 @@ class Plan {
   void dequantize(const Memory& codes, const Tensor& y, const Parameters& params,
                   const Host& host) const;
 
+  // Refuses codes and given parameters that dequantize would refuse.
+  void check_stored(const Memory& codes, const Parameters& params) const;
+  void check_params(const Parameters& given) const { job(given, true); }
+
  private:
   Job job(const Parameters& params, bool need_scales) const;
 

@@ -211,7 +211,7 @@ def test_a_model_that_cannot_be_exported() -> None:
 
 R = bs.Rule
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "no inputs": (lambda: quantize(example_inputs=None), ArgumentError, "a tensor, a tuple of arguments, or a dict"),
+    "no inputs": (lambda: bs.fake_quantize_model(Masked(), "mxfp4"), ArgumentError, "a tensor, a tuple of arguments, or a dict"),
     "inputs of another kind": (lambda: quantize(example_inputs=3), ArgumentError, "example_inputs = 'int'"),
     "too few inputs": (
         lambda: quantize(example_inputs=X), ArgumentError, r"required argument: 'mask'; Masked takes \(x.*, mask"
@@ -333,6 +333,7 @@ class Grid(nn.Module):
         return torch.relu(y.transpose(0, 1).reshape(x.shape[1], x.shape[0], -1, 32))
 
 
+@pytest.mark.usefixtures("decoding")
 @pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
 @pytest.mark.parametrize("count", [4, 5])
 def test_as_many_sizes_of_the_run_as_there_are(count: int, scheme: str) -> None:

@@ -11,6 +11,7 @@ import blockscale as bs
 R = bs.Rule
 
 
+@pytest.mark.usefixtures("decoding")
 @pytest.mark.parametrize("gradient", ["straight", "clipped"])
 def test_a_fake_quantized_model_trains_and_is_quantized_as_it_is(gradient: str) -> None:
     torch.manual_seed(0)

@@ -198,6 +198,64 @@ class Plan:
         /,
     ) -> None: ...
 
+class InputForm:
+    def __init__(self) -> None: ...
+    def quantized_by(self, arg: Numbers, /) -> None: ...
+    @property
+    def block(self) -> int: ...
+    @block.setter
+    def block(self, arg: int, /) -> None: ...
+    @property
+    def block_rows(self) -> int: ...
+    @block_rows.setter
+    def block_rows(self, arg: int, /) -> None: ...
+    @property
+    def coded(self) -> bool: ...
+    @coded.setter
+    def coded(self, arg: bool, /) -> None: ...
+    @property
+    def given(self) -> Stored: ...
+    @given.setter
+    def given(self, arg: Stored, /) -> None: ...
+
+class PackedWeight:
+    def __init__(
+        self,
+        arg0: Numbers,
+        arg1: bool,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: Stored,
+        arg9: int,
+        arg10: int,
+        /,
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def linear(
+        self,
+        arg0: int,
+        arg1: InputForm,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: int,
+        arg9: int,
+        arg10: int,
+        arg11: int,
+        arg12: int,
+        arg13: int,
+        arg14: int,
+        /,
+    ) -> None: ...
+
 def isa() -> str: ...
 def available_isas() -> str: ...
 def choose_isa(arg: str, /) -> bool: ...

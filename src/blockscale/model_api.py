@@ -52,7 +52,10 @@ def quantize_model(
                     of an .onnx or .pt2 file. It stays as it is. What it does in evaluation is what is quantized
     recipe          a preset's name ("mxfp4", "mxfp4-mxint8", "int8", …), a Recipe, a .yaml file, …; None takes
                     the quantizes that the model has, ours or foreign
-    example_inputs  of a torch module, to export it with: a tensor, a tuple of arguments, or a dict by name
+    example_inputs  of a torch module, to export it with: a tensor, a tuple of arguments, or a dict by name.
+                    Without them the result is a copy of the module, of the same class (so `generate` of
+                    transformers runs on it), whose nn.Linear and nn.Embedding have weights of codes; its report
+                    is `.blockscale_report`, and it is saved by its state_dict
     dynamic_shapes  as torch.export takes them
     calibration     inputs for static scales (`int8` has some, MX none): an iterable of batches, …
     method          how static scales are found: "minmax", ("percentile", {"percentile": 99.9}), …
@@ -65,6 +68,11 @@ def quantize_model(
     log = Log()
     if recipe is not None and _is_ours(model):
         raise CombinationError(_ALREADY)
+    if recipe is not None and example_inputs is None and _is_plain_module(model):
+        _check_only_for_graphs(dynamic_shapes=dynamic_shapes, libraries=tuple(libraries) or None, compat=compat,
+                               stages=stages)  # fmt: skip
+        modules = import_module("blockscale.targets.torch_modules")
+        return modules.replaced(model, recipe, calibration=calibration, method=method)
     model = _graph_of(model, example_inputs, dynamic_shapes, evaluate=True)
     if _library(model) == "torch":
         model = import_module("blockscale.targets.torch").evaluated(model)
@@ -149,7 +157,7 @@ def compare(a: Any, b: Any, inputs: Any) -> Comparison:
         sources = tee(items(inputs, "inputs"))
     graphs = []
     for model in (a, b):
-        if _is_module(model) and not _is_graph_module(model) and not _is_ours(model):
+        if _is_plain_module(model):
             first, sources = _first(sources)  # to export it with
             model = import_module("blockscale.targets.torch").exported_for(model, first)
         graphs.append(_graph_of(model, None, None))
@@ -348,6 +356,18 @@ def _is_ours(model: object) -> bool:
 def _is_module(model: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _is_plain_module(model: object) -> bool:
+    return _is_module(model) and not _is_graph_module(model) and not _is_ours(model)
+
+
+def _check_only_for_graphs(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise CombinationError(
+                f"{name} without example_inputs: it is for graphs, which modules are exported to"
+            )
 
 
 def _is_graph_module(model: object) -> bool:

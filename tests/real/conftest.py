@@ -1,4 +1,4 @@
-"""Tiny models wait for threads longer than they compute."""
+"""Tiny models wait for threads longer than they compute; what passes make of them is compared bit for bit."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def decoded(decoding: None) -> None:
+    """In every test but those of kernels, which ask for them."""

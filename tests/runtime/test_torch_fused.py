@@ -1,4 +1,7 @@
-"""Fused operators: the bits of the graph without fusion, for every operator, any layout, and bad input."""
+"""Fused operators: the bits of the graph without fusion, for every operator, any layout, and bad input.
+
+The products that have kernels are those of test_torch_products.py; here they decode as all others do.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,9 @@ OPERANDS = (
     "uint4-token", "mxfp8_e5m2", "int8-g24,scale=bf16", "fp6_e2m3,scale=fp8_e4m3,tensor_scale=true",
 )  # fmt: skip
 OUTPUTS = ("mxfp8", "uint8", "nvfp4", "int4-g12", "int8-channel", "mxfp4")
+
+
+pytestmark = pytest.mark.usefixtures("decoding")
 
 
 @pytest.fixture(autouse=True)

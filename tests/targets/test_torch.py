@@ -40,6 +40,7 @@ def language() -> tuple[nn.Module, torch.Tensor]:
     return made("language model")
 
 
+@pytest.mark.usefixtures("decoding")
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_the_fake_quantized_model(name: str) -> None:
     model, inputs = made(name)

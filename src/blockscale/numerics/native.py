@@ -47,6 +47,8 @@ _ALLOWED_DTYPES = "float32, bfloat16 (of ml_dtypes) or float16; cast it first"
 
 # For the runtimes that call the core with their own memory and threads.
 CoreParams = _core.Stored
+CoreWeight = _core.PackedWeight
+CoreInput = _core.InputForm
 openmp_found = _core.openmp_found
 
 
@@ -69,6 +71,7 @@ class Stored:
     tensor_scale: AnyArray | None = None
 
 
+@lru_cache(maxsize=512)
 def core_numbers(numbers: Numbers) -> _core.Numbers:
     """The fields of `numbers` and of its dialect's row, for the core."""
     row = numbers.dialect_row
@@ -131,7 +134,7 @@ def fake_quantize(
         out = np.empty_like(x)
     else:
         _check_out(out, x, layout)
-    stored = _given(params, tensor_scale, layout)
+    stored = given(params, tensor_scale, layout)
     y = out if _usable(out) else np.empty_like(x, order="C")
     plan_of(layout).fake_quantize(
         _address(x), _reach(x), _TYPES[x.dtype], _strides(x), _address(y), _reach(y),
@@ -151,7 +154,7 @@ def quantize(
     x = _input(x, layout)
     codes = np.empty(layout.codes_shape, layout.numbers.element_format.storage_dtype)
     result = params if params is not None else _empty_params(layout)
-    stored = _given(params, tensor_scale, layout, result)
+    stored = given(params, tensor_scale, layout, result)
     t = plan_of(layout).quantize(
         _address(x), _reach(x), _TYPES[x.dtype], _strides(x), codes.ctypes.data, codes.nbytes,
         stored, checked_seed(seed), POOL, 0,
@@ -164,7 +167,7 @@ def choose_params(x: Array, layout: Layout, *, tensor_scale: float | None = None
     check_codes_exist(layout.numbers)
     x = _input(x, layout)
     result = _empty_params(layout)
-    stored = _given(None, tensor_scale, layout, result)
+    stored = given(None, tensor_scale, layout, result)
     t = plan_of(layout).choose_params(_address(x), _reach(x), _TYPES[x.dtype], _strides(x), stored, POOL, 0)
     return _with_tensor_scale(result, t, layout)
 
@@ -174,14 +177,14 @@ def dequantize(
 ) -> Array:
     """Values of stored codes in the tensor format `dtype` (f32, bf16, f16)."""
     check_codes(codes, layout)
-    codes = _dense(codes)
+    codes = dense(codes)
     if out is None:
         out = np.empty(layout.shape, tensor_dtype(dtype))
     else:
         _check_writeable(out, layout, _TYPES, "float32, bfloat16 or float16")
         if np.may_share_memory(out, codes):
             raise OutError("out", "overlaps codes", "memory of its own")
-    stored = _given(params, None, layout)
+    stored = given(params, None, layout)
     y = out if _usable(out) else np.empty(out.shape, out.dtype)
     plan_of(layout).dequantize(
         codes.ctypes.data, codes.nbytes, _address(y), _reach(y), _TYPES[y.dtype], _strides(y),
@@ -237,12 +240,18 @@ def checked_tensor_scale(value: float, layout: Layout) -> float:
     return rounded
 
 
-def _input(x: Any, layout: Layout) -> Array:
-    if not isinstance(x, np.ndarray) or x.dtype not in _TYPES:
-        raise DtypeError("x", getattr(x, "dtype", type(x)), _ALLOWED_DTYPES)
+def _input(x: Array, layout: Layout) -> Array:
+    type_of(x)
     if x.shape != layout.shape:
         raise ShapeError("x.shape", x.shape, f"{layout.shape}, that of the layout")
     return x if _usable(x) else x.copy(order="C")
+
+
+def type_of(x: Any) -> int:
+    """The core's number of the dtype of values, or an error."""
+    if not isinstance(x, np.ndarray) or x.dtype not in _TYPES:
+        raise DtypeError("x", getattr(x, "dtype", type(x)), _ALLOWED_DTYPES)
+    return _TYPES[x.dtype]
 
 
 def _usable(x: Array) -> bool:
@@ -250,7 +259,7 @@ def _usable(x: Array) -> bool:
     return bool(x.flags.aligned) and all(s % x.itemsize == 0 for s in x.strides)
 
 
-def _dense(a: Array) -> Array:
+def dense(a: Array) -> Array:
     """Contiguous and aligned, a copy only if it is not. (np.ascontiguousarray knows no alignment.)"""
     return a if a.flags.c_contiguous and a.flags.aligned else a.copy(order="C")
 
@@ -302,7 +311,7 @@ def _with_tensor_scale(params: Stored, t: float, layout: Layout) -> Stored:
     return Stored(params.scales, params.zero_points, np.array(t, np.float32))
 
 
-def _given(
+def given(
     params: Stored | None, tensor_scale: float | None, layout: Layout, room: Stored | None = None
 ) -> _core.Stored:
     """The core's view of given parameters, or of the room for chosen ones."""
@@ -310,8 +319,8 @@ def _given(
     if params is not None:
         check_params(params, layout)
         stored.given = True
-        scales = _dense(params.scales)
-        zeros = None if params.zero_points is None else _dense(params.zero_points)
+        scales = dense(params.scales)
+        zeros = None if params.zero_points is None else dense(params.zero_points)
         room = Stored(scales, zeros)
         if params.tensor_scale is not None:
             tensor_scale = float(params.tensor_scale)

@@ -42,7 +42,7 @@ def fake_quantize(
         check_gradient(gradient)
     params = _CHOOSE
     if scale is not None or tensor_scale is not None or zero_point is not None:
-        params = _given(bound, checked_params(bound, x.device, scale, zero_point, tensor_scale))
+        params = given_params(bound, checked_params(bound, x.device, scale, zero_point, tensor_scale))
     index = type_index("x", x.dtype)
     y = torch.empty_like(x)
     address, n = x.data_ptr(), x.nbytes
@@ -51,7 +51,7 @@ def fake_quantize(
             address, n, index, None, y.data_ptr(), n, None, params, seed & SEEDS, HOST, _threads()
         )
     else:
-        _fake_quantize_into(y, bound, _aligned(x), params, seed)
+        _fake_quantize_into(y, bound, aligned(x), params, seed)
     return y
 
 
@@ -62,11 +62,11 @@ def fake_quantize_out(
 ) -> Tensor:  # fmt: skip
     bound = bound_to(numbers, x.shape, tuple(block))
     check_gradient(gradient)
-    given = _given(bound, checked_params(bound, x.device, scale, zero_point, tensor_scale))
+    given = given_params(bound, checked_params(bound, x.device, scale, zero_point, tensor_scale))
     type_index("x", x.dtype)
     check_out(out, x)
-    x = _aligned(x)
-    y = _aligned(out)
+    x = aligned(x)
+    y = aligned(out)
     _fake_quantize_into(y, bound, x, given, seed)
     if y is not out:
         out.copy_(y)
@@ -80,7 +80,7 @@ def quantize(
     tensor_scale: Tensor | None = None, *, seed: int = 0,
 ) -> Tensor:  # fmt: skip
     bound = bound_to(numbers, x.shape, tuple(block))
-    given = _given(bound, checked_params(bound, x.device, scale, zero_point, tensor_scale))
+    given = given_params(bound, checked_params(bound, x.device, scale, zero_point, tensor_scale))
     return _quantize(bound, x, given, seed)
 
 
@@ -99,7 +99,7 @@ def choose_params(
     bound = bound_to(numbers, x.shape, tuple(block))
     index = type_index("x", x.dtype)
     params, scales, zeros = _room(bound, x, tensor_scale)
-    x = _aligned(x)
+    x = aligned(x)
     bound.plan.choose_params(x.data_ptr(), reach(x), index, _strides(x), params, HOST, _threads())
     return scales, zeros, _tensor_scale(bound, params)
 
@@ -120,9 +120,9 @@ def dequantize_into(
     """y is contiguous memory of its own."""
     bound = bound_to(numbers, tuple(y.shape), tuple(block))
     check_codes(codes, bound)
-    given = _given(bound, checked_params(bound, codes.device, scale, zero_point, tensor_scale))
+    given = given_params(bound, checked_params(bound, codes.device, scale, zero_point, tensor_scale))
     index = type_index("dtype", y.dtype)
-    codes = _aligned(codes.contiguous())
+    codes = aligned(codes.contiguous())
     bound.plan.dequantize(
         codes.data_ptr(), codes.nbytes, y.data_ptr(), y.nbytes, index, None, given, HOST, _threads()
     )
@@ -142,7 +142,7 @@ def _fake_quantize_into(y: Tensor, bound: Bound, x: Tensor, params: Any, seed: i
 def _quantize(bound: Bound, x: Tensor, params: Any, seed: int) -> Tensor:
     check_codes_exist(bound.numbers)
     index = type_index("x", x.dtype)
-    x = _aligned(x)
+    x = aligned(x)
     codes = torch.empty(bound.layout.codes_shape, dtype=bound.code_dtype, device=CPU)
     bound.plan.quantize(
         x.data_ptr(), reach(x), index, _strides(x), codes.data_ptr(), codes.nbytes, params,
@@ -151,7 +151,7 @@ def _quantize(bound: Bound, x: Tensor, params: Any, seed: int) -> Tensor:
     return codes
 
 
-def _given(bound: Bound, given: Params) -> Any:
+def given_params(bound: Bound, given: Params) -> Any:
     """The core's view of checked parameters, which it keeps alive."""
     scale, zero_point, tensor_scale = given
     params = native.CoreParams()
@@ -160,10 +160,10 @@ def _given(bound: Bound, given: Params) -> Any:
         params.tensor_scale_given = True
     if scale is not None:
         params.given = True
-        scale = _aligned(scale.contiguous())
+        scale = aligned(scale.contiguous())
         params.scales, params.scale_bytes = scale.data_ptr(), scale.nbytes
         if zero_point is not None:
-            zero_point = _aligned(zero_point.contiguous())
+            zero_point = aligned(zero_point.contiguous())
             params.zeros, params.zero_bytes = zero_point.data_ptr(), zero_point.nbytes
         params.keep = scale, zero_point
     return params
@@ -172,7 +172,7 @@ def _given(bound: Bound, given: Params) -> Any:
 def _room(bound: Bound, x: Tensor, tensor_scale: Tensor | None) -> tuple[Any, Tensor, Tensor]:
     """Where the core writes the scales and zero points that it chooses."""
     check_codes_exist(bound.numbers)
-    params = _given(bound, checked_params(bound, x.device, None, None, tensor_scale))
+    params = given_params(bound, checked_params(bound, x.device, None, None, tensor_scale))
     scales = torch.empty(bound.scale_shape, dtype=bound.scale_dtype, device=CPU)
     params.scales, params.scale_bytes = scales.data_ptr(), scales.nbytes
     if not bound.numbers.zero_point:
@@ -193,6 +193,6 @@ def _strides(x: Tensor) -> Sequence[int] | None:
     return None if x.is_contiguous() else list(x.stride())
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """x, or a copy: torch.frombuffer makes tensors that start between two elements."""
     return x.clone() if x.data_ptr() % x.element_size() else x

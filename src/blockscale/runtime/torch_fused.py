@@ -3,8 +3,9 @@
     linear(codes of x, …) = quantize(aten.linear(dequantize(x), dequantize(weight), bias))
 
 Every quantized operand is dequantized, the operator of ATen works on floats, its result is quantized where
-the output's fields say so: the bits of the graph without fusion. This is the meaning; kernels that work on
-codes come behind the same schemas. `graph.fused` has the table, `graph.fused_fields` the fields.
+the output's fields say so: the bits of the graph without fusion. Products by a weight of codes on the CPU are
+those of `torch_products`, which work on codes; of an embedding only the rows that are asked for are decoded.
+`graph.fused` has the table, `graph.fused_fields` the fields.
 
 compute   the dtype of the arithmetic: that of the float operands, or else float32 unless it is given
 gradient  none: what is trained is the fake-quantized model
@@ -21,9 +22,9 @@ from torch import Tensor
 from blockscale.errors import ArgumentError, DtypeError, ScaleError, ShapeError
 from blockscale.graph.fused import OUT, ROWS, Fused
 from blockscale.graph.fused_fields import FLOAT, Fields
-from blockscale.runtime import torch_library
+from blockscale.runtime import torch_library, torch_products
 from blockscale.runtime.torch_bound import type_index
-from blockscale.runtime.torch_fused_fields import about, edge_of, shape_of
+from blockscale.runtime.torch_fused_fields import about, edge_of, shape_of, value_of
 from blockscale.runtime.torch_fused_schemas import defined_name, function_of, schema_of
 
 _operators = torch.ops.blockscale
@@ -42,11 +43,31 @@ def _kernel(row: Fused, schema_text: str, *, dynamic: bool) -> Callable[..., Any
     def run(*args: Any, **kwargs: Any) -> Any:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
         with torch.no_grad():
-            values = _decoded(row, given)
-            result = _called(row, function, values | {name: given[name] for name in rest})
+            if row.name == "embedding" and given["weight_scale"] is not None:
+                result = _looked_up(row, given)
+            else:
+                values = _decoded(row, given)
+                result = _called(row, function, values | {name: given[name] for name in rest})
             y, *also = result if row.also else (result,)
             with about(f"{row.name}, output"):
                 results = (*_encoded(row, y, _fields(given, OUT), dynamic), *also)
+        return results if len(results) > 1 else results[0]
+
+    return run
+
+
+def _product_kernel(row: Fused, decode: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    """The row on CPU tensors: by the kernels of the core where there is one, else as everywhere."""
+
+    def run(*args: Any, **settings: Any) -> Any:
+        given = torch_products.read(row.name, args, settings)
+        y = torch_products.product(row.name, given)
+        if y is None:
+            return decode(*args, **settings)
+        if not dynamic and given.out == FLOAT:
+            return y
+        with torch.no_grad(), about(f"{row.name}, output"):
+            results = _encoded(row, y, given.out, dynamic)
         return results if len(results) > 1 else results[0]
 
     return run
@@ -90,18 +111,32 @@ def _value(x: Tensor | None, fields: Fields, compute: torch.dtype) -> Tensor | N
         if fields.five != FLOAT.five:
             raise ScaleError("fields", fields.five, "those of a float edge, as there is no operand")
         return None
-    if fields.kind == "float":
-        if fields.five != FLOAT.five:
-            raise ScaleError("fields", fields.five, "a dtype, or nothing at all for a float edge")
-        return x
-    if fields.kind == "dynamic":
-        edge = edge_of(fields, x.shape, quantizes=True)
-        # In order of memory, as what is dequantized: sums may round elsewhere in another order.
-        return _operators.fake_quantize.default(x, *edge).contiguous()  # type: ignore[no-any-return]
-    numbers, block, *params = edge_of(fields, shape := shape_of(x, fields), quantizes=False)
-    return _operators.dequantize.default(  # type: ignore[no-any-return]
-        x, *params, numbers, shape, block, dtype=compute
-    )
+    return value_of(x, fields, compute)
+
+
+def _looked_up(row: Fused, given: Mapping[str, Any]) -> Tensor:
+    """The rows of a weight of codes that are asked for; no other is decoded."""
+    weight, indices, fields = given["weight"], given["indices"], _fields(given, "weight")
+    compute = _compute_dtype(row, given)
+    with about(f"{row.name}, operand weight"):
+        if weight.dim() != 2:
+            raise ShapeError("weight shape", tuple(weight.shape), "two dimensions")
+        if indices.dtype not in (torch.int64, torch.int32):
+            raise DtypeError("indices", indices.dtype, "int64 or int32")
+        shape = shape_of(weight, fields)
+        numbers, block, *params = edge_of(fields, shape, quantizes=False)
+        wanted = indices.reshape(-1)
+        of_rows = wanted // block[0] if block[0] else torch.zeros_like(wanted)
+        codes = _called(row, torch.index_select, {"input": weight, "dim": 0, "index": wanted})
+        chosen = [
+            one if one is None or one.dim() != 2
+            else _called(row, torch.index_select, {"input": one, "dim": 0, "index": of_rows})
+            for one in params
+        ]  # fmt: skip
+        found = _operators.dequantize.default(
+            codes, *chosen, numbers, (wanted.numel(), shape[1]), (1, block[1]), dtype=compute
+        )
+    return found.reshape(*indices.shape, shape[1])  # type: ignore[no-any-return]
 
 
 def _called(row: Fused, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -146,6 +181,8 @@ def _register(row: Fused) -> None:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         kernel = _kernel(row, schema, dynamic=dynamic)
         library.impl(name, kernel, "CompositeExplicitAutograd")
+        if row.name in torch_products.ROWS:
+            library.impl(name, _product_kernel(row, kernel, dynamic=dynamic), "CPU")
         torch.library.register_fake(f"blockscale::{name}", kernel, lib=library)
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from blockscale.errors import BlockError, BlockscaleError, CombinationError, ShapeError
-from blockscale.graph.fused_fields import Fields, element_of, numbers_of
+from blockscale.errors import BlockError, BlockscaleError, CombinationError, ScaleError, ShapeError
+from blockscale.graph.fused_fields import FLOAT, Fields, element_of, numbers_of
 from blockscale.numerics.layout import Layout, block_of_scale
 
 
@@ -23,14 +23,20 @@ class Edge(NamedTuple):
     tensor_scale: Tensor | None
 
 
-@contextmanager
-def about(where: str) -> Iterator[None]:
-    """Errors from here say where."""
-    try:
-        yield
-    except BlockscaleError as error:
-        error.args = (f"{where}: {error}",)
-        raise
+class about:
+    """Errors from here say where. (A class, as calls of operators are to cost little.)"""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BlockscaleError):
+            error.args = (f"{self.where}: {error}",)
 
 
 def edge_of(fields: Fields, shape: Sequence[Any], *, quantizes: bool) -> Edge:
@@ -95,6 +101,23 @@ def shape_of(codes: Tensor, fields: Fields) -> tuple[Any, ...]:
     if type(bytes_of_last) is int and type(stored) is int and bytes_of_last != stored:
         raise ShapeError("last", last, f"a length that takes {stored} of {element.name} as stored in a row")
     return (*shape[:-1], last)
+
+
+def value_of(x: Tensor, fields: Fields, compute: torch.dtype) -> Tensor:
+    """An operand as floats."""
+    operators = torch.ops.blockscale
+    if fields.kind == "float":
+        if fields.five != FLOAT.five:
+            raise ScaleError("fields", fields.five, "a dtype, or nothing at all for a float edge")
+        return x
+    if fields.kind == "dynamic":
+        edge = edge_of(fields, x.shape, quantizes=True)
+        # In order of memory, as what is dequantized: sums may round elsewhere in another order.
+        return operators.fake_quantize.default(x, *edge).contiguous()  # type: ignore[no-any-return]
+    numbers, block, *params = edge_of(fields, shape := shape_of(x, fields), quantizes=False)
+    return operators.dequantize.default(  # type: ignore[no-any-return]
+        x, *params, numbers, shape, block, dtype=compute
+    )
 
 
 # ------------------------------------------------------------------------------- the shape of scales
