@@ -283,7 +283,7 @@ void Input::int8_row(const uint8_t* codes, size_t first, size_t row, uint8_t* to
     row_zero_[row] = float((n.zero_point ? zero_points[at] : 0) - (is_unsigned ? 128 : 0));
   }
   const IntegerRow integers{codes, Code::kInt8, is_unsigned, k_};
-  products()->int8_row(integers, w_.code, w_.zeros, to);
+  products()->int8_row(integers, w_, to);
 }
 
 }  // namespace bs

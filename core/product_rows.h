@@ -96,12 +96,19 @@ static void exact_row(const IntegerRow& row, const uint8_t* scales, Code w, int 
   }
 }
 
-static void int8_row(const IntegerRow& row, Code w, bool zeros, uint8_t* to) {
+static void int8_row(const IntegerRow& row, const WeightView& w, uint8_t* to) {
   const int16_t* table = integer_table(row.code);
-  const int32_t offset = zeros ? 1 : code_offset(w) - kBias;
-  for (size_t k = 0; k < row.k; k += kBlockOfK, to += operand_bytes(Operand::kInt8)) {
-    const int32_t correction = -offset * copy_block(row, k, table, to);
-    memcpy(to + kBlockOfK, &correction, 4);
+  const int32_t offset = w.zeros ? 1 : code_offset(w.code) - kBias;
+  constexpr size_t record = operand_bytes(Operand::kInt8);
+  for (size_t k = 0; k < row.k;) {
+    uint8_t* first = to;
+    int32_t sum = 0;
+    for (size_t b = 0; b < w.run && k < row.k; ++b, k += kBlockOfK, to += record) {
+      sum += copy_block(row, k, table, to);
+      memset(to + kBlockOfK, 0, 4);
+    }
+    const int32_t correction = -offset * sum;
+    memcpy(first + kBlockOfK, &correction, 4);
   }
 }
 

@@ -39,21 +39,21 @@ struct Scaled {
     while (blocks > 0) {
       const size_t together = std::min(w.run, blocks);
       blocks -= together;
-      I t[kRows][kGroups] = {};
-      for (size_t b = 0; b < together; ++b, codes += step) {
+      // The first record of a run has what is beside its products.
+      I t[kRows][kGroups];
+      BS_UNROLL
+      for (int m = 0; m < kRows; ++m) {
+        const I sum = spread_i(x[m] + 32);
         BS_UNROLL
-        for (int m = 0; m < kRows; ++m) {
-          const I sum = spread_i(x[m] + 32);
-          BS_UNROLL
-          for (int g = 0; g < kGroups; ++g) {
-            if constexpr (kZeros) {
-              const I zero = add(widen_bytes(zeros + g * w.zero_step), splat_i(-kBias));
-              t[m][g] = add(t[m][g], multiply(zero, sum));
-            } else {
-              t[m][g] = add(t[m][g], sum);
-            }
+        for (int g = 0; g < kGroups; ++g) {
+          if constexpr (kZeros) {
+            t[m][g] = multiply(add(widen_bytes(zeros + g * w.zero_step), splat_i(-kBias)), sum);
+          } else {
+            t[m][g] = sum;
           }
         }
+      }
+      for (size_t b = 0; b < together; ++b, codes += step) {
         BS_UNROLL
         for (int i = 0; i < 8; ++i) {
           const int q = kPanelled ? i : quad_order(C, i);

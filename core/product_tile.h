@@ -56,8 +56,9 @@ static BS_INLINE void add_quad(I (&t)[kRows][kGroups], const uint8_t* const (&x)
   }
 }
 
-// One row: memory is the limit, and the processor looks ahead within a page only. Near the end of a
-// group it is what follows the groups of this step that comes next.
+// One row of 4-bit codes: memory is the limit, and the processor looks ahead within a page only;
+// wider codes are read fast enough without. Near the end of a group it is what follows the groups
+// of this step that comes next.
 template <size_t kStep>
 static BS_INLINE void ask_for(const uint8_t* codes, size_t block, size_t blocks, size_t others) {
 #if defined(__GNUC__)
@@ -97,7 +98,7 @@ struct Exact {
     const uint8_t* codes = w.codes;
     const uint8_t* scales = w.scales;
     for (size_t b = 0; b < blocks; ++b, codes += step, scales += 16) {
-      if constexpr (kRows == 1 && !kPanelled) {
+      if constexpr (kRows == 1 && !kPanelled && step == 256) {
         BS_UNROLL
         for (int g = 0; g < kGroups; ++g) {
           ask_for<step>(codes + g * w.code_step, b, blocks, (kGroups - 1) * w.code_step);

@@ -32,7 +32,9 @@ namespace {
 
 // Tiles are arrays of registers: their loops are to be unrolled, all of them. Without registers of
 // ours the compiler decides.
-#if defined(__AVX512F__) || defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+// Nor under a sanitizer, which watches every element of them and would compile for hours.
+#if (defined(__AVX512F__) || defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #if defined(__clang__)
 #define BS_UNROLL _Pragma("unroll")
 #elif defined(__GNUC__)

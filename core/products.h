@@ -63,8 +63,8 @@ enum class Operand : uint8_t {
   kExact,
   // The same of numbers beyond int8. A block: 32 int16 in the order of kPairs, then one int32.
   kExactWide,
-  // int8 whose scale is the row's. A block: 32 int8, then −Σx as int32, times the offset of the
-  // weight's codes if it has no zero points.
+  // int8 whose scale is the row's. A block: 32 int8, then an int32: on the first block of a run −Σx
+  // of the run, times the offset of the weight's codes if it has no zero points; 0 on the others.
   kInt8,
   kReal,   // float32
   kPairs,  // bfloat16, every four elements in the order 0, 2, 1, 3
@@ -149,7 +149,7 @@ struct Products {
   void (*exact_row)(const IntegerRow&, const uint8_t* scales, Code w, int fraction_bits, Operand,
                     uint8_t* to);
   // kInt8.
-  void (*int8_row)(const IntegerRow&, Code w, bool zeros, uint8_t* to);
+  void (*int8_row)(const IntegerRow&, const WeightView& w, uint8_t* to);
   // kReal and kPairs, of k elements.
   void (*real_row)(const void* x, TensorType, size_t k, Operand, uint8_t* to);
   // One row's sums, without Products.
