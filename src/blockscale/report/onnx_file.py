@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from blockscale.errors import BlockscaleError, FileError
-from blockscale.report.onnx_quantized import Tensor, quantized_tensors
+from blockscale.report.onnx_quantized import FUNCTIONS, Tensor, quantized_tensors
 from blockscale.report.onnx_runs import Place, places
 from blockscale.targets import onnx as onnx_target
 
@@ -95,11 +96,14 @@ def _check_outside(tensors: list[ir.ExternalTensor]) -> None:
 
 
 def _constants(model: ir.Model) -> Iterator[Any]:
+    """Not those of our functions, tables that they look values up in."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value.const_value
-    for node in _nodes(model):
+    others = [one for one in model.functions.values() if one.domain not in FUNCTIONS]
+    nodes = chain(model.graph.all_nodes(), *(one.all_nodes() for one in others))
+    for node in nodes:
         attribute = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
         if attribute is not None and attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
             yield attribute.as_tensor()
